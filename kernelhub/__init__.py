@@ -1,0 +1,2 @@
+"""kernelhub."""
+__version__ = "0.1.0"

@@ -1,0 +1,444 @@
+"""Every exception that kernelhub raises on purpose.
+
+KernelHubError
+├ InvalidRequest InvalidBackend InvalidVariant InvalidEnvironment                        (ValueError)
+├ InvalidConfig InvalidLockfile InvalidMetadata InvalidPath                              (ValueError)
+├ ResolutionError
+│ ├ RepositoryNotFound RevisionNotFound NotLocked                                       (LookupError)
+│ └ NoCompatibleVariant                                                           (FileNotFoundError)
+├ FetchError
+│ ├ HubUnavailable                                                                  (ConnectionError)
+│ ├ NotCached                                                                     (FileNotFoundError)
+│ ├ IncompleteDownload
+│ ├ CacheError                                                                              (OSError)
+│ │ └ CacheFullError
+│ └ LockTimeout                                                                        (TimeoutError)
+├ VerificationError
+│ ├ DigestMismatch UnsignedKernel
+│ └ UntrustedPublisher                                                              (PermissionError)
+├ LoadError                                                                             (ImportError)
+│ ├ ImportFailed
+│ ├ SymbolNotFound IncompatibleLibrary
+│ └ MissingDependency                                                           (ModuleNotFoundError)
+└ BindingError
+  ├ UnknownLayer                                                                        (LookupError)
+  ├ ContractMismatch                                                                      (TypeError)
+  └ NumericsMismatch                                                                     (ValueError)
+
+Each class carries its facts as attributes and formats them in ``__str__``: what was looked for, what was found,
+what to type next. Text that came from outside is shown through ``repr``, so it cannot forge terminal output.
+A fallback is decided by class, never by a bare built-in; the built-in bases are there for existing ``except`` clauses.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from kernelhub.compatibility import Rejection
+    from kernelhub.environment import Environment
+
+_SHOWN_CHARACTERS = 120
+
+
+def shown(value: object) -> str:
+    """``repr`` of an untrusted value, cut to a length that a message can hold."""
+    text = ascii(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}... ({len(text)} characters)"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence: ``", did you mean 'X'?"`` when a known name is close, else a full stop."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f", did you mean {matches[0]!r}?" if matches else "."
+
+
+def _rebuild(cls: type[KernelHubError], facts: dict[str, Any]) -> KernelHubError:
+    error = cls.__new__(cls)
+    error.__dict__.update(facts)
+    return error
+
+
+class KernelHubError(Exception):
+    """Base of all errors of kernelhub; catches everything that kernelhub raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by facts, so that errors cross process borders (launchers, pools) unchanged."""
+        return _rebuild, (type(self), dict(self.__dict__))
+
+
+@dataclass(eq=False)
+class _Invalid(KernelHubError, ValueError):
+    """A value that was refused: ``value`` as given, the ``problem``, and the ``expected`` form."""
+
+    value: object
+    problem: str
+    expected: str = ""
+    origin: str = ""
+
+    noun = "value"
+
+    def __str__(self) -> str:
+        where = f" (from {self.origin})" if self.origin else ""
+        expected = f"; expected {self.expected}" if self.expected else ""
+        return f"invalid {self.noun} {shown(self.value)}{where}: {self.problem}{expected}"
+
+
+class InvalidRequest(_Invalid):
+    noun = "kernel request"
+
+
+class InvalidBackend(_Invalid):
+    noun = "backend"
+
+
+class InvalidVariant(_Invalid):
+    noun = "build variant"
+
+
+class InvalidEnvironment(_Invalid):
+    noun = "environment"
+
+
+class InvalidConfig(_Invalid):
+    noun = "kernel config"
+
+
+class InvalidLockfile(_Invalid):
+    noun = "lock file"
+
+
+class InvalidMetadata(_Invalid):
+    noun = "kernel metadata"
+
+
+class InvalidPath(_Invalid):
+    noun = "file path in a kernel build"
+
+
+class ResolutionError(KernelHubError):
+    """No build could be chosen for a request."""
+
+
+@dataclass(eq=False)
+class RepositoryNotFound(ResolutionError, LookupError):
+    """The Hub has no such kernel repository, or it is private, gated or disabled (``reason``)."""
+
+    repo_id: str
+    endpoint: str
+    reason: str = "no kernel repository of that name"
+
+    def __str__(self) -> str:
+        return (
+            f"kernel repository {shown(self.repo_id)} not found at {self.endpoint}: {self.reason}. "
+            "Check the spelling of org/name; a private or gated repository needs a token (`hf auth login`)."
+        )
+
+
+@dataclass(eq=False)
+class RevisionNotFound(ResolutionError, LookupError):
+    """The repository exists, but not that version, branch, tag or commit."""
+
+    repo_id: str
+    revision: str
+    versions: Sequence[int] = ()
+    branches: Sequence[str] = ()
+    reason: str = ""
+
+    def __str__(self) -> str:
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"kernel {shown(self.repo_id)} has no revision {shown(self.revision)}{reason}: {self._known()}"
+
+    def _known(self) -> str:
+        if self.versions:
+            listed = ", ".join(f"v{version}" for version in self.versions)
+            newest = self.versions[-1]
+            return f"versions are {listed}. Ask for one of them, e.g. '{self.repo_id}@v{newest}'."
+        branches = ", ".join(shown(name) for name in self.branches) or "none"
+        return f"it has no versions (branches v1, v2, ...); branches are {branches}."
+
+
+@dataclass(eq=False)
+class NotLocked(ResolutionError, LookupError):
+    """A lock is in force and has no entry for this kernel."""
+
+    request: str
+    lockfile: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lockfile} has no entry for {shown(self.request)}. Run `kernelhub lock` to add it, "
+            "or remove the lock file argument."
+        )
+
+
+@dataclass(eq=False)
+class NoCompatibleVariant(ResolutionError, FileNotFoundError):
+    """No build of this kernel fits the environment; ``rejections`` holds one reason per build."""
+
+    repo_id: str
+    revision: str
+    environment: Environment
+    rejections: Sequence[Rejection] = ()
+    unknown: Sequence[str] = ()
+    fitting_version: int | None = None
+
+    def __str__(self) -> str:
+        lines = [f"no build of kernel {self.repo_id}@{self.revision} fits this environment ({self.environment})"]
+        lines += [f"  {line}" for line in self._reasons()]
+        if self.unknown:
+            lines.append(f"  ignored, not a build variant: {', '.join(shown(name) for name in self.unknown[:5])}")
+        lines.append(self._next_step())
+        return "\n".join(lines)
+
+    def _reasons(self) -> list[str]:
+        """One line per distinct reason, with the variants it rejects: 60 variants stay on one screen."""
+        if not self.rejections:
+            return ["the repository has no builds at this revision"]
+        grouped: dict[str, list[str]] = {}
+        for rejection in self.rejections:
+            grouped.setdefault(rejection.reason, []).append(str(rejection.variant))
+        return [f"{reason}: {_few(names)}" for reason, names in grouped.items()]
+
+    def _next_step(self) -> str:
+        if self.fitting_version is not None:
+            version = f"v{self.fitting_version}"
+            return f"Version {version} has a build that fits: ask for '{self.repo_id}@{version}'."
+        return "No other version has a build that fits; ask the publisher for one, or change the environment."
+
+
+def _few(names: Sequence[str], limit: int = 4) -> str:
+    listed = ", ".join(names[:limit])
+    return listed if len(names) <= limit else f"{listed} and {len(names) - limit} more"
+
+
+class FetchError(KernelHubError):
+    """The bytes of a build could not be brought into the store."""
+
+
+@dataclass(eq=False)
+class HubUnavailable(FetchError, ConnectionError):
+    """A request to the Hub failed; ``cause`` is the root cause in one line."""
+
+    url: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"cannot reach the Hub at {self.url}: {self.cause}"
+
+
+@dataclass(eq=False)
+class NotCached(FetchError, FileNotFoundError):
+    """Offline, and the store does not hold what was asked for."""
+
+    what: str
+    store: Path
+    command: str
+
+    def __str__(self) -> str:
+        return f"offline, and {self.what} is not in {self.store}. With network access, run: {self.command}"
+
+
+@dataclass(eq=False)
+class IncompleteDownload(FetchError):
+    """A body ended early, was too long, or differed from what the Hub had announced."""
+
+    repo_id: str
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"download of {shown(self.path)} from {self.repo_id} failed: {self.problem}. Nothing was kept."
+
+
+@dataclass(eq=False)
+class CacheError(FetchError, OSError):
+    """The store's folder cannot be used."""
+
+    path: Path
+    problem: str
+
+    def __str__(self) -> str:
+        return f"kernel store {self.path}: {self.problem}. Set KERNELHUB_CACHE to another folder to move it."
+
+
+@dataclass(eq=False)
+class CacheFullError(CacheError):
+    """Not enough free space; told before the first byte is downloaded. Sizes are in bytes."""
+
+    needed: int = 0
+    free: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"kernel store {self.path}: {self.problem}, {self.needed} bytes needed, {self.free} bytes free. "
+            "Free some space (`kernelhub cache prune`), or set KERNELHUB_CACHE to another folder."
+        )
+
+
+@dataclass(eq=False)
+class LockTimeout(FetchError, TimeoutError):
+    """Another process held the lock of this build for longer than ``waited`` seconds."""
+
+    path: Path
+    waited: float
+    holder: str = "unknown"
+
+    def __str__(self) -> str:
+        return f"waited {self.waited:.0f} s for the lock {self.path} (held by {self.holder})"
+
+
+class VerificationError(KernelHubError):
+    """A build is not what it should be. Never a reason to fall back silently."""
+
+
+@dataclass(eq=False)
+class DigestMismatch(VerificationError):
+    """The files of a build are not those that its manifest or metadata lists; nothing was imported."""
+
+    build: str
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"kernel build {self.build}: file {shown(self.path)} {self.problem}. Nothing was imported."
+
+
+@dataclass(eq=False)
+class UnsignedKernel(VerificationError):
+    """Policy asks for more than this build can prove (a digest, a signature)."""
+
+    build: str
+    state: str
+    required: str
+
+    def __str__(self) -> str:
+        return f"kernel build {self.build} is {self.state}, but {self.required} is required"
+
+
+@dataclass(eq=False)
+class UntrustedPublisher(VerificationError, PermissionError):
+    """The publisher is not a trusted one and the caller did not opt in for this repository."""
+
+    repo_id: str
+    publisher: str
+    reason: str
+    suggestion: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"kernel {shown(self.repo_id)} would run code of publisher {shown(self.publisher)}, {self.reason}"
+            f"{self.suggestion} Loading a kernel runs its author's code in this process. "
+            f"If you trust it, pass trust_remote_code=[{self.repo_id!r}]."
+        )
+
+
+class LoadError(KernelHubError, ImportError):
+    """A verified build could not be imported."""
+
+
+@dataclass(eq=False)
+class ImportFailed(LoadError):
+    """Importing the build raised; the original exception is chained."""
+
+    build: str
+    cause: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        hint = f" {self.hint}" if self.hint else ""
+        return f"importing kernel {self.build} failed: {self.cause}.{hint}"
+
+
+@dataclass(eq=False)
+class SymbolNotFound(LoadError):
+    """The kernel does not define that symbol; ``exported`` lists what it does define."""
+
+    build: str
+    symbol: str
+    exported: Sequence[str]
+    reason: str = "is not defined by the kernel"
+
+    def __str__(self) -> str:
+        exported = ", ".join(self.exported) or "nothing"
+        hint = did_you_mean(self.symbol, self.exported)
+        return f"symbol {shown(self.symbol)} {self.reason} {self.build}{hint} It exports: {exported}."
+
+
+@dataclass(eq=False)
+class IncompatibleLibrary(LoadError):
+    """A native library of the build cannot be loaded here."""
+
+    build: str
+    library: str
+    cause: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        hint = f" {self.hint}" if self.hint else ""
+        return f"kernel {self.build}: native library {shown(self.library)} cannot be loaded: {self.cause}.{hint}"
+
+
+@dataclass(eq=False)
+class MissingDependency(LoadError, ModuleNotFoundError):
+    """The kernel needs a Python package that is not installed; kernelhub never installs it."""
+
+    build: str
+    dependency: str
+    module: str
+    package: str
+
+    def __str__(self) -> str:
+        return (
+            f"kernel {self.build} needs {shown(self.dependency)} (import {self.module}), which is not installed: "
+            f"run `pip install {self.package}`."
+        )
+
+
+class BindingError(KernelHubError):
+    """A kernel could not be bound to the layers it was asked for."""
+
+
+@dataclass(eq=False)
+class UnknownLayer(BindingError, LookupError):
+    """The config names a layer that the model does not have."""
+
+    layer: str
+    known: Sequence[str]
+
+    def __str__(self) -> str:
+        known = ", ".join(self.known) or "none"
+        return (
+            f"no layer of this model answers to {shown(self.layer)}{did_you_mean(self.layer, self.known)} "
+            f"Layer names in this model: {known}. Pass strict=False to bind what fits."
+        )
+
+
+@dataclass(eq=False)
+class ContractMismatch(BindingError, TypeError):
+    """The kernel layer does not fit the layer it should replace."""
+
+    module_path: str
+    layer: str
+    kernel: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel} cannot replace the forward of {self.module_path} ({self.layer}): {self.reason}"
+
+
+@dataclass(eq=False)
+class NumericsMismatch(BindingError, ValueError):
+    """The kernel computes other numbers than the layer it replaces."""
+
+    module_path: str
+    kernel: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel} computes other numbers than {self.module_path}: {self.problem}"
