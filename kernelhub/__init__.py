@@ -1,2 +1,62 @@
-"""kernelhub."""
+"""kernelhub: a mapping string becomes a faster layer in a live torch model, and every decision can be explained.
+
+Importing this package imports neither torch nor transformers nor huggingface_hub; the names below are loaded when
+they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernelhub.api import Session, kernelize, load_kernel, plan, report, unkernelize
+    from kernelhub.config import KernelConfig
+    from kernelhub.environment import Environment
+    from kernelhub.errors import KernelHubError
+    from kernelhub.layers.marker import use_kernel
+    from kernelhub.mode import Mode
+    from kernelhub.request import KernelRequest
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Environment",
+    "KernelConfig",
+    "KernelHubError",
+    "KernelRequest",
+    "Mode",
+    "Session",
+    "__version__",
+    "kernelize",
+    "load_kernel",
+    "plan",
+    "report",
+    "unkernelize",
+    "use_kernel",
+]
+
+_HOMES = {
+    "Environment": "environment",
+    "KernelConfig": "config",
+    "KernelHubError": "errors",
+    "KernelRequest": "request",
+    "Mode": "mode",
+    "Session": "api",
+    "kernelize": "api",
+    "load_kernel": "api",
+    "plan": "api",
+    "report": "api",
+    "unkernelize": "api",
+    "use_kernel": "layers.marker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kernelhub' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"kernelhub.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

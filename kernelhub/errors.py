@@ -5,6 +5,7 @@ KernelHubError
 ├ InvalidConfig InvalidLockfile InvalidMetadata InvalidPath                              (ValueError)
 ├ ResolutionError
 │ ├ RepositoryNotFound RevisionNotFound NotLocked                                       (LookupError)
+│ ├ KernelDependencyError
 │ └ NoCompatibleVariant                                                           (FileNotFoundError)
 ├ FetchError
 │ ├ HubUnavailable                                                                  (ConnectionError)
@@ -58,8 +59,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f", did you mean {matches[0]!r}?" if matches else "."
 
 
-def _rebuild(cls: type[KernelHubError], facts: dict[str, Any]) -> KernelHubError:
-    error = cls.__new__(cls)
+def _rebuild(cls: type[KernelHubError], args: tuple[Any, ...], facts: dict[str, Any]) -> KernelHubError:
+    error = cls.__new__(cls, *args)
     error.__dict__.update(facts)
     return error
 
@@ -69,7 +70,7 @@ class KernelHubError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by facts, so that errors cross process borders (launchers, pools) unchanged."""
-        return _rebuild, (type(self), dict(self.__dict__))
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
 @dataclass(eq=False)
@@ -215,6 +216,17 @@ class NoCompatibleVariant(ResolutionError, FileNotFoundError):
 def _few(names: Sequence[str], limit: int = 4) -> str:
     listed = ", ".join(names[:limit])
     return listed if len(names) <= limit else f"{listed} and {len(names) - limit} more"
+
+
+@dataclass(eq=False)
+class KernelDependencyError(ResolutionError):
+    """The kernels that a kernel depends on cannot be resolved: a cycle, too deep or too many; ``path`` leads there."""
+
+    problem: str
+    path: Sequence[str]
+
+    def __str__(self) -> str:
+        return f"kernel dependencies: {self.problem}: {' -> '.join(self.path)}"
 
 
 class FetchError(KernelHubError):

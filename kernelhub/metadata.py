@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from kernelhub.backend import ACCEPTED_NAMES
+from kernelhub.backend import BACKENDS
 from kernelhub.buildpath import METADATA, SIGNATURE, check_paths
 from kernelhub.errors import InvalidMetadata, InvalidPath, InvalidRequest
 from kernelhub.request import checked_repo_id
@@ -26,7 +26,7 @@ _MAX_FILES = 10_000
 _MAX_ID = 128
 _MAX_NAME = 64
 _ALGORITHMS = {"sha256": 32, "sha512": 64}
-_BACKEND_TYPES = (*ACCEPTED_NAMES, "universal")
+_BACKEND_TYPES = tuple(sorted(kind.name for kind in BACKENDS))
 _UPSTREAM_SCHEMES = ("", "https", "http", "git", "ssh")
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_.][a-z0-9]+)*", re.ASCII)

@@ -1,0 +1,241 @@
+"""HubIndex: repositories as the Hub tells them; the only user of huggingface_hub.
+
+huggingface_hub supplies endpoint handling, authentication, proxies and pagination; its errors are mapped here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import itertools
+import re
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, but outside __all__
+
+from kernelhub import __version__, setting
+from kernelhub.errors import HubUnavailable, IncompleteDownload, RepositoryNotFound, RevisionNotFound
+from kernelhub.index import Builds, ContentHash, ListedFile, Refs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from huggingface_hub.hf_api import RepoFolder
+
+BUILD_FOLDER = "build"
+
+_PAGE = 1000  # entries on the first page of a recursive listing
+_COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
+_ETAG = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.ASCII)
+_CHUNK = 1 << 20
+_TIMEOUT = 10.0
+
+# The HTTP library under huggingface_hub changed its name between majors; its base error is the first base here.
+_TransportError = cast("type[Exception]", HfHubHTTPError.__bases__[0])
+
+
+class HubIndex:
+    """A Hub endpoint as an Index; every answer is asked for anew (``recorded.py`` remembers them).
+
+    Args:
+        endpoint: the Hub's address; default ``HF_ENDPOINT`` or the public Hub.
+        token: an access token, None for the one that is logged in, False for none.
+
+    Raises:
+        HubUnavailable: an address that is neither https nor on this machine.
+    """
+
+    def __init__(self, endpoint: str | None = None, token: str | bool | None = None) -> None:
+        self.name = endpoint or setting.endpoint()
+        _refuse_plain_http(self.name)
+        self._token = token
+        self._api = HfApi(endpoint=self.name, token=token, library_name="kernelhub", library_version=__version__)
+        self._types: dict[str, str] = {}
+
+    def trusts(self, publisher: str) -> bool:
+        """See Index.trusts; a publisher that is a person, not an organization, is not a trusted one."""
+        try:
+            with self._translated(publisher):
+                overview = self._api.get_organization_overview(publisher)
+        except RepositoryNotFound:
+            return False
+        return getattr(overview, "trustedKernelPublisher", False) is True
+
+    def refs(self, repo_id: str, *, refresh: bool = False) -> Refs:
+        """See Index.refs; a kernel that exists only as a repository of type model is found too."""
+        try:
+            return self._list_refs(repo_id, "kernel")
+        except RepositoryNotFound as error:
+            with contextlib.suppress(RepositoryNotFound):
+                return self._list_refs(repo_id, "model")
+            raise error from None
+
+    def commit(self, repo_id: str, revision: str) -> str:
+        """See Index.commit."""
+        with self._translated(repo_id, revision):
+            info = self._api.repo_info(repo_id, revision=revision, repo_type=self._type(repo_id))
+        return self._checked_commit(repo_id, str(info.sha))
+
+    def builds(self, repo_id: str, commit: str) -> Builds:
+        """See Index.builds: one request, or two when the listing does not fit one page."""
+        entries = list(itertools.islice(self._tree(repo_id, commit, BUILD_FOLDER, recursive=True), _PAGE))
+        if len(entries) == _PAGE:
+            folders = self._tree(repo_id, commit, BUILD_FOLDER, recursive=False)
+            return {_below_build(entry.path)[0]: None for entry in folders if not isinstance(entry, RepoFile)}
+        grouped: dict[str, list[ListedFile]] = {}
+        for entry in entries:
+            build, path = _below_build(entry.path)
+            files = grouped.setdefault(build, [])
+            if isinstance(entry, RepoFile) and path:
+                files.append(_listed(entry, path))
+        return {build: tuple(files) for build, files in grouped.items() if files}
+
+    def files(self, repo_id: str, commit: str, build: str) -> tuple[ListedFile, ...]:
+        """See Index.files."""
+        entries = self._tree(repo_id, commit, f"{BUILD_FOLDER}/{build}", recursive=True)
+        return tuple(_listed(entry, _below_build(entry.path)[1]) for entry in entries if isinstance(entry, RepoFile))
+
+    @contextlib.contextmanager
+    def stream(self, repo_id: str, commit: str, path: str, offset: int = 0) -> Iterator[Iterator[bytes]]:
+        """See Index.stream; the announced commit and ETag are checked before the first byte is handed out."""
+        url = hf_hub_url(repo_id, path, repo_type=self._type(repo_id), revision=commit, endpoint=self.name)
+        headers = build_hf_headers(token=self._token, library_name="kernelhub", library_version=__version__)
+        headers["Accept-Encoding"] = "identity"  # sizes and ranges must count the file's own bytes
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+        timeout = setting.seconds("HF_HUB_DOWNLOAD_TIMEOUT", _TIMEOUT)
+        try:
+            with (
+                self._translated(repo_id, commit),
+                get_session().stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response,
+            ):
+                hf_raise_for_status(response)
+                _check_headers(response, repo_id, commit, path)
+                skipped = 0 if response.status_code == 206 else offset
+                yield _without_start(response.iter_bytes(_CHUNK), skipped)
+        except EntryNotFoundError as error:
+            raise IncompleteDownload(repo_id, path, "the Hub lists it but does not have it") from error
+
+    def _list_refs(self, repo_id: str, repo_type: str) -> Refs:
+        with self._translated(repo_id):
+            refs = self._api.list_repo_refs(repo_id, repo_type=repo_type)
+        branches = {ref.name: self._checked_commit(repo_id, ref.target_commit) for ref in refs.branches}
+        tags = {ref.name: self._checked_commit(repo_id, ref.target_commit) for ref in refs.tags}
+        self._types[repo_id] = repo_type
+        return Refs(branches, tags, repo_type)
+
+    def _type(self, repo_id: str) -> str:
+        """The repository's type on the Hub, which is part of every address."""
+        return self._types.get(repo_id) or self.refs(repo_id).repo_type
+
+    def _tree(self, repo_id: str, commit: str, path: str, *, recursive: bool) -> Iterator[RepoFile | RepoFolder]:
+        try:
+            with self._translated(repo_id, commit):
+                yield from self._api.list_repo_tree(
+                    repo_id, path, recursive=recursive, revision=commit, repo_type=self._type(repo_id)
+                )
+        except EntryNotFoundError:
+            return
+
+    def _checked_commit(self, repo_id: str, commit: str) -> str:
+        if not _COMMIT.fullmatch(commit):
+            raise HubUnavailable(self.name, f"it names {commit!r} as a commit of {repo_id}, not 40 hex digits")
+        return commit
+
+    @contextlib.contextmanager
+    def _translated(self, repo_id: str, revision: str = "") -> Iterator[None]:
+        """Turn huggingface_hub's errors into ours; a missing folder passes as EntryNotFoundError."""
+        try:
+            yield
+        except GatedRepoError as error:
+            raise RepositoryNotFound(repo_id, self.name, "it is gated and this account has no access") from error
+        except RepositoryNotFoundError as error:
+            raise RepositoryNotFound(repo_id, self.name) from error
+        except RevisionNotFoundError as error:
+            raise RevisionNotFound(repo_id, revision, reason=f"at {self.name}") from error
+        except EntryNotFoundError:
+            raise
+        except OfflineModeIsEnabled as error:
+            raise HubUnavailable(self.name, "huggingface_hub is in offline mode") from error
+        except HfHubHTTPError as error:
+            raise self._http_failure(repo_id, error) from error
+        except _TransportError as error:
+            raise HubUnavailable(self.name, _root_cause(error)) from error
+
+    def _http_failure(self, repo_id: str, error: HfHubHTTPError) -> Exception:
+        status = error.response.status_code
+        if status == 404:
+            return RepositoryNotFound(repo_id, self.name)
+        return HubUnavailable(self.name, f"HTTP {status} for {urlsplit(str(error.response.url)).path}")
+
+
+def _refuse_plain_http(endpoint: str) -> None:
+    """Plain http is for this machine only: anyone between could swap code, and would see the token (S-20)."""
+    parts = urlsplit(endpoint)
+    if parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname or "")):
+        return
+    raise HubUnavailable(endpoint, "only https is accepted (http for this machine's own addresses only)")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _below_build(path: str) -> tuple[str, str]:
+    """Split ``build/<variant>/<path>``."""
+    build, _, rest = path.removeprefix(f"{BUILD_FOLDER}/").partition("/")
+    return build, rest
+
+
+def _listed(entry: RepoFile, path: str) -> ListedFile:
+    if entry.lfs is not None:
+        return ListedFile(path, entry.lfs.size, ContentHash("sha256", entry.lfs.sha256))
+    return ListedFile(path, entry.size, ContentHash("git", entry.blob_id))
+
+
+def _check_headers(response: Any, repo_id: str, commit: str, path: str) -> None:
+    """The commit that the Hub says it serves must be the one asked for, and the ETag a content hash (S-22)."""
+    served = _first_header(response, "X-Repo-Commit")
+    if served is not None and served != commit:
+        raise IncompleteDownload(repo_id, path, f"header X-Repo-Commit is {served!r}, asked for {commit}")
+    etag = _first_header(response, "X-Linked-Etag") or _first_header(response, "ETag")
+    plain = (etag or "").removeprefix("W/").strip('"')
+    if not _ETAG.fullmatch(plain):
+        raise IncompleteDownload(repo_id, path, f"header ETag is {etag!r}, not a content hash")
+
+
+def _first_header(response: Any, name: str) -> str | None:
+    """A header of the Hub's own answer, which comes before any redirect to a content host."""
+    answers = [*response.history, response]
+    return next((answer.headers[name] for answer in answers if name in answer.headers), None)
+
+
+def _without_start(chunks: Iterable[bytes], count: int) -> Iterator[bytes]:
+    """Drop the first ``count`` bytes: a server that ignores Range sends the file from its start."""
+    for chunk in chunks:
+        if count < len(chunk):
+            yield chunk[count:]
+        count = max(0, count - len(chunk))
+
+
+def _root_cause(error: BaseException) -> str:
+    """One line about the deepest exception of a chain."""
+    while error.__cause__ or error.__context__:
+        error = cast("BaseException", error.__cause__ or error.__context__)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,279 @@
+"""Resolution: from a request to one build at one commit, with all that was considered and all it depends on.
+
+Trust is asked first, then the commit is pinned once, then the build is chosen; nothing is downloaded but the
+``metadata.json`` of the chosen build. What is resolved here is a plain, picklable value: loading it later, or in
+another process, makes no further decision (S-02, S-03).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from kernelhub.buildpath import METADATA, check_paths, is_bytecode
+from kernelhub.compatibility import Selection, judge_archs, select
+from kernelhub.errors import (
+    DigestMismatch,
+    InvalidMetadata,
+    KernelDependencyError,
+    NoCompatibleVariant,
+    RevisionNotFound,
+)
+from kernelhub.folder import LocalFolder, open_builtin
+from kernelhub.metadata import MAX_BYTES, Metadata
+from kernelhub.request import KernelRequest
+from kernelhub.revision import Revision, RevisionKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kernelhub.environment import Environment
+    from kernelhub.index import Index, ListedFile, Refs
+    from kernelhub.trust import TrustPolicy
+
+DEFAULT_REVISION = Revision.version(1)
+MAX_DEPTH = 8
+MAX_KERNELS = 64
+
+_MOST_SUGGESTED = 5  # versions that are looked at for "version N would fit"
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The one build that serves a request.
+
+    ``folder`` is set for builds read in place (local path, built-in collection); otherwise ``commit`` and ``files``
+    say what to fetch. ``metadata_bytes`` are the bytes that ``metadata`` was parsed from, None when there are none.
+    """
+
+    request: KernelRequest
+    name: str
+    commit: str
+    variant: str
+    endpoint: str
+    trust: str
+    files: tuple[ListedFile, ...] = ()
+    folder: Path | None = None
+    metadata: Metadata | None = None
+    metadata_bytes: bytes | None = field(default=None, repr=False)
+    selection: Selection | None = field(default=None, repr=False, compare=False)
+    notes: tuple[str, ...] = ()
+    dependencies: tuple[Resolution, ...] = ()
+
+    @property
+    def kernel(self) -> str:
+        """``org/repo@commit`` (12 digits), as reports show it."""
+        return f"{self.name}@{self.commit[:12]}" if self.commit else self.name
+
+    @property
+    def build(self) -> str:
+        """The kernel and the build variant, for messages."""
+        return f"{self.kernel} {self.variant}"
+
+    @property
+    def size(self) -> int:
+        """Bytes to download when nothing is stored yet."""
+        return sum(file.size for file in self.files)
+
+    def tree(self) -> Iterator[Resolution]:
+        """The dependencies, deepest first, then this one; each build once."""
+        seen: set[str] = set()
+        for resolution in self._walk():
+            if resolution.build not in seen:
+                seen.add(resolution.build)
+                yield resolution
+
+    def _walk(self) -> Iterator[Resolution]:
+        for dependency in self.dependencies:
+            yield from dependency._walk()
+        yield self
+
+
+class Chosen(NamedTuple):
+    """A selection after the metadata of its best build was read."""
+
+    variant: str
+    files: tuple[ListedFile, ...]
+    metadata: Metadata | None
+    data: bytes | None
+    selection: Selection
+    notes: tuple[str, ...]
+
+
+def resolve(request: KernelRequest, environment: Environment, index: Index, trust: TrustPolicy) -> Resolution:
+    """Find the build of ``request`` for ``environment``, and of every kernel that it depends on.
+
+    Raises:
+        UntrustedPublisher: asked first, for each repository on its own.
+        RepositoryNotFound, RevisionNotFound, NoCompatibleVariant: what exists instead is in the message.
+        KernelDependencyError: a dependency cycle, or too many or too deep dependencies.
+        FetchError: the index could not be asked.
+    """
+    return _Resolver(environment, index, trust).resolve(request, ())
+
+
+class _Resolver:
+    """One resolution run: each repository and revision is resolved once (S-09)."""
+
+    def __init__(self, environment: Environment, index: Index, trust: TrustPolicy) -> None:
+        self._environment = environment
+        self._index = index
+        self._trust = trust
+        self._done: dict[tuple[str, Revision | None], Resolution] = {}
+
+    def resolve(self, request: KernelRequest, parents: tuple[str, ...]) -> Resolution:
+        if request.repo_id is None:
+            return self._resolve_folder(request)
+        key = (request.repo_id, request.revision)
+        if key not in self._done:
+            self._refuse_endless(f"{request.name}@{request.revision}", parents)
+            self._done[key] = self._resolve_repository(request, request.repo_id, parents)
+        return self._done[key]
+
+    def _refuse_endless(self, name: str, parents: tuple[str, ...]) -> None:
+        path = (*parents, name)
+        if name in parents:
+            raise KernelDependencyError("a cycle", path)
+        if len(parents) > MAX_DEPTH:
+            raise KernelDependencyError(f"more than {MAX_DEPTH} levels deep", path)
+        if len(self._done) >= MAX_KERNELS:
+            raise KernelDependencyError(f"more than {MAX_KERNELS} kernels in one tree", path)
+
+    def _resolve_repository(self, request: KernelRequest, repo_id: str, parents: tuple[str, ...]) -> Resolution:
+        trust = self._trust.check(repo_id, self._index, requested=not parents)
+        revision = request.revision or DEFAULT_REVISION
+        commit = find_commit(repo_id, revision, self._index)
+        chosen = self._choose(repo_id, commit)
+        if chosen is None:
+            raise self._no_compatible(repo_id, commit, revision)
+        name = f"{request.name}@{request.revision}"
+        return Resolution(
+            request=request,
+            name=repo_id,
+            commit=commit,
+            variant=chosen.variant,
+            endpoint=self._index.name,
+            trust=trust,
+            files=chosen.files,
+            metadata=chosen.metadata,
+            metadata_bytes=chosen.data,
+            selection=chosen.selection,
+            notes=chosen.notes,
+            dependencies=self._dependencies(chosen.metadata, (*parents, name)),
+        )
+
+    def _dependencies(self, metadata: Metadata | None, parents: tuple[str, ...]) -> tuple[Resolution, ...]:
+        wanted = metadata.kernel_depends if metadata else ()
+        requests = [KernelRequest(dependency.repo_id, revision=dependency.revision) for dependency in wanted]
+        return tuple(self.resolve(request, parents) for request in requests)
+
+    def _choose(self, repo_id: str, commit: str) -> Chosen | None:
+        """The best build whose metadata does not rule it out, or None."""
+        builds = self._index.builds(repo_id, commit)
+        selection = select(builds, self._environment)
+        while selection.best is not None:
+            variant = str(selection.best)
+            listed = builds[variant]
+            files = _checked_files(self._index.files(repo_id, commit, variant) if listed is None else listed)
+            data = self._read_metadata(repo_id, commit, variant, files)
+            metadata = None if data is None else Metadata.parse(data, f"{repo_id}@{commit[:12]}")
+            verdict = judge_archs(metadata.archs if metadata else (), self._environment)
+            if verdict.reason is None:
+                notes = (verdict.note,) if verdict.note else ()
+                return Chosen(variant, files, metadata, data, selection, notes)
+            selection = selection.without_best(verdict.reason)
+        return None
+
+    def _read_metadata(
+        self, repo_id: str, commit: str, variant: str, files: tuple[ListedFile, ...]
+    ) -> bytes | None:
+        listed = next((file for file in files if file.path == METADATA), None)
+        if listed is None:
+            return None
+        if listed.size > MAX_BYTES:
+            raise InvalidMetadata(METADATA, f"{listed.size} bytes", f"at most {MAX_BYTES}", f"{repo_id}@{commit[:12]}")
+        data = bytearray()
+        with self._index.stream(repo_id, commit, f"build/{variant}/{METADATA}") as chunks:
+            for chunk in chunks:
+                data += chunk
+                if len(data) > listed.size:
+                    break
+        if not listed.matches(bytes(data)):
+            raise DigestMismatch(f"{repo_id}@{commit[:12]} {variant}", METADATA, "differs from the Hub's listing")
+        return bytes(data)
+
+    def _no_compatible(self, repo_id: str, commit: str, revision: Revision) -> NoCompatibleVariant:
+        selection = select(self._index.builds(repo_id, commit), self._environment)
+        unknown = [str(error.value) for error in selection.unknown]
+        fitting = self._fitting_version(repo_id, commit)
+        return NoCompatibleVariant(repo_id, str(revision), self._environment, selection.rejected, unknown, fitting)
+
+    def _fitting_version(self, repo_id: str, commit: str) -> int | None:
+        """The newest other version that has a build for this environment."""
+        others = [pair for pair in self._index.refs(repo_id).versions.items() if pair[1] != commit]
+        for version, other in reversed(others[-_MOST_SUGGESTED:]):
+            if select(self._index.builds(repo_id, other), self._environment).best is not None:
+                return version
+        return None
+
+    def _resolve_folder(self, request: KernelRequest) -> Resolution:
+        local = open_builtin(request.revision) if request.is_builtin else LocalFolder.open(request.folder)
+        folder, selection = self._choose_folder(local, request)
+        metadata_file = folder / METADATA
+        data = metadata_file.read_bytes() if metadata_file.is_file() else None
+        metadata = None if data is None else Metadata.parse(data, str(metadata_file))
+        name, _, commit = local.label.partition("@") if request.is_builtin else (local.label, "", "")
+        return Resolution(
+            request=request,
+            name=name,
+            commit=commit,
+            variant=folder.name,
+            endpoint="",
+            trust="shipped with kernelhub" if request.is_builtin else "a folder that the caller named",
+            folder=folder,
+            metadata=metadata,
+            metadata_bytes=data,
+            selection=selection,
+            dependencies=self._dependencies(metadata, (str(request),)),
+        )
+
+    def _choose_folder(self, local: LocalFolder, request: KernelRequest) -> tuple[Path, Selection | None]:
+        if local.unnamed is not None:
+            return local.unnamed, None
+        selection = select(local.builds, self._environment)
+        if selection.best is None:
+            revision = str(request.revision or "folder")
+            raise NoCompatibleVariant(local.label, revision, self._environment, selection.rejected)
+        return local.builds[str(selection.best)], selection
+
+
+def find_commit(repo_id: str, revision: Revision, index: Index) -> str:
+    """The commit that ``revision`` means now.
+
+    Raises:
+        RevisionNotFound: with the versions that exist, in numeric order.
+    """
+    if revision.kind is RevisionKind.COMMIT:
+        return revision.text
+    refs = index.refs(repo_id)
+    commit = _look_up(revision, refs) or _look_up(revision, refs := index.refs(repo_id, refresh=True))
+    if commit is not None:
+        return commit
+    if revision.may_be_short_commit or revision.is_pull_request:
+        return index.commit(repo_id, revision.text)
+    raise RevisionNotFound(repo_id, str(revision), list(refs.versions), sorted(refs.branches))
+
+
+def _look_up(revision: Revision, refs: Refs) -> str | None:
+    if revision.kind is RevisionKind.NAME:
+        return refs.find(revision.text)
+    fitting = [version for version in refs.versions if revision.admits(version)]
+    return refs.versions[fitting[-1]] if fitting else None
+
+
+def _checked_files(files: tuple[ListedFile, ...]) -> tuple[ListedFile, ...]:
+    """The files to fetch: bytecode that slipped into a repository is left out, odd names refuse the build."""
+    kept = tuple(file for file in files if not is_bytecode(file.path) or file.path.endswith(".pth"))
+    check_paths(file.path for file in kept)
+    return kept

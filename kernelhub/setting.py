@@ -1,0 +1,72 @@
+"""Setting: the environment variables that kernelhub reads, each when it is used and never at import."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kernelhub.errors import InvalidConfig
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("", "0", "false", "no", "off")
+
+
+def flag(name: str, *, default: bool = False) -> bool:
+    """A yes/no variable; unset means ``default``.
+
+    Raises:
+        InvalidConfig: set to something that is neither.
+    """
+    value = os.environ.get(name)
+    if value is None:
+        return default
+    if value.strip().lower() in _TRUE:
+        return True
+    if value.strip().lower() in _FALSE:
+        return False
+    raise InvalidConfig(value, "neither yes nor no", f"one of {', '.join((*_TRUE, *_FALSE[1:]))}", f"variable {name}")
+
+
+def seconds(name: str, default: float) -> float:
+    """A positive number of seconds, at most a day.
+
+    Raises:
+        InvalidConfig: not a number in that range.
+    """
+    value = os.environ.get(name)
+    if value is None:
+        return default
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 < number <= 86_400:
+        raise InvalidConfig(value, "not a number of seconds", "a number above 0, at most 86400", f"variable {name}")
+    return number
+
+
+def offline() -> bool:
+    """Is the Hub off limits (``HF_HUB_OFFLINE``, or transformers' older name for it)?"""
+    return flag("HF_HUB_OFFLINE") or flag("TRANSFORMERS_OFFLINE")
+
+
+def endpoint() -> str:
+    """The Hub's address without a trailing slash (``HF_ENDPOINT``)."""
+    return (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+
+
+def store_folder() -> Path:
+    """Where builds are kept: ``KERNELHUB_CACHE``, else ``KERNELS_CACHE``, else ``kernelhub`` under ``HF_HOME``."""
+    for name in ("KERNELHUB_CACHE", "KERNELS_CACHE"):
+        if os.environ.get(name):
+            return Path(os.environ[name]).expanduser().absolute()
+    return hf_home() / "kernelhub"
+
+
+def hf_home() -> Path:
+    """huggingface_hub's home folder, from the same variables in the same order."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or str(Path(cache) / "huggingface")
+    return Path(home).expanduser().absolute()

@@ -1,0 +1,57 @@
+"""Trust: may code of this repository run at all? The one choke point, asked before anything is downloaded.
+
+Trust comes from the caller's arguments and from the Hub's flag on the publisher, never from data in a repository.
+An opt-in is for the repositories it names; it is not passed on to what they depend on or redirect to (S-04, S-08).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernelhub.errors import InvalidRequest, UntrustedPublisher, did_you_mean
+from kernelhub.request import checked_repo_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernelhub.index import Index
+
+KNOWN_PUBLISHERS = ("kernels-community",)
+
+
+@dataclass(frozen=True)
+class TrustPolicy:
+    """The caller's opt-in: ``requested`` (True) covers the kernel asked for, ``repositories`` those it names."""
+
+    requested: bool = False
+    repositories: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, trust_remote_code: bool | Iterable[str]) -> TrustPolicy:
+        """From the argument ``trust_remote_code``: True, False or a list of repositories.
+
+        Raises:
+            InvalidRequest: another type, or an entry that is not ``org/name``.
+        """
+        if isinstance(trust_remote_code, bool):
+            return cls(requested=trust_remote_code)
+        if isinstance(trust_remote_code, str):
+            raise InvalidRequest(trust_remote_code, "trust_remote_code is a string", f"[{trust_remote_code!r}]")
+        return cls(repositories=frozenset(checked_repo_id(repo) for repo in trust_remote_code))
+
+    def check(self, repo_id: str, index: Index, *, requested: bool) -> str:
+        """Why ``repo_id`` may run, for the report; ``requested`` is False for dependencies of what was asked for.
+
+        Raises:
+            UntrustedPublisher: it may not; the message names publisher, repository and the argument to pass.
+        """
+        if repo_id in self.repositories or (requested and self.requested):
+            return "opted in by the caller"
+        publisher = repo_id.partition("/")[0]
+        trusted = index.trusts(publisher)
+        if trusted:
+            return f"publisher {publisher} is trusted by {index.name}"
+        reason = "which is not a trusted kernel publisher" if trusted is False else "whose trust was never asked online"
+        similar = did_you_mean(publisher, KNOWN_PUBLISHERS) if publisher not in KNOWN_PUBLISHERS else "."
+        raise UntrustedPublisher(repo_id, publisher, reason, similar)
