@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from kernelhub import setting
+from kernelhub.backend import device_backend
+from kernelhub.config import KernelConfig
 from kernelhub.environment import Environment
 from kernelhub.errors import DigestMismatch
 from kernelhub.fetch import fetch
 from kernelhub.loader import load, symbol
+from kernelhub.mode import Mode
 from kernelhub.recorded import RecordedIndex, RememberingIndex, fresh_seconds
 from kernelhub.reporter import Reporter
 from kernelhub.request import KernelRequest
@@ -25,7 +28,13 @@ from kernelhub.verify import VerificationState, VerifiedBuild, verify_folder, ve
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
+    from torch import nn
+
+    from kernelhub.config import KernelChoice
     from kernelhub.index import Index
+    from kernelhub.layers.kernelize import LoadedSymbol, PlannedSymbol
+    from kernelhub.layers.report import Report
 
 Trust = bool | Iterable[str]
 
@@ -57,10 +66,16 @@ class Session:
     def detected(self) -> Environment:
         return self.environment or _this_machine()
 
-    def resolve(self, request: KernelRequest, *, backend: str | None = None, trust: Trust = False) -> Resolution:
+    def resolve(
+        self, request: KernelRequest, *, backend: str | None = None, trust: Trust | TrustPolicy = False
+    ) -> Resolution:
         """The build that serves ``request``; downloads nothing but its metadata."""
-        environment = self.detected.with_backend(backend)
-        return resolve(request, environment, self._index(request), TrustPolicy.of(trust))
+        policy = trust if isinstance(trust, TrustPolicy) else TrustPolicy.of(trust)
+        return resolve(request, self.detected.with_backend(backend), self._index(request), policy)
+
+    def backend_of(self, device: torch.device) -> str:
+        """The backend that serves a torch device: torch calls ROCm's devices ``cuda`` too."""
+        return device_backend(device.type, rocm=self.detected.backend.name == "rocm")
 
     def obtain(self, resolution: Resolution) -> VerifiedBuild:
         """The verified build of a resolution and of all it depends on, downloaded where needed."""
@@ -147,3 +162,115 @@ def load_kernel(
     chosen = session or Session(offline=offline)
     build = chosen.obtain(chosen.resolve(parsed, backend=backend, trust=trust_remote_code))
     return load(build) if parsed.symbol is None else symbol(build, parsed.symbol)
+
+
+def kernelize(
+    model: nn.Module,
+    config: KernelConfig | Mapping[str, Any],
+    mode: Mode | str | None = None,
+    *,
+    strict: bool = True,
+    offline: bool | None = None,
+    trust_remote_code: Trust = False,
+    session: Session | None = None,
+) -> nn.Module:
+    """Bind the kernels of ``config`` to the layers of ``model``, in place, and return the model.
+
+    Only ``forward`` is replaced, on each instance: parameters stay the same objects, ``state_dict`` keys and hooks
+    stay as they are, and ``unkernelize`` restores everything. Either all that was decided is bound, or, on an
+    error, nothing. A model that is bound already is restored first.
+
+    Args:
+        model: any torch module.
+        config: a KernelConfig, or the mapping to build one from.
+        mode: ``Mode.INFERENCE``, ``Mode.TRAINING`` (or their names); None follows each module's ``training`` flag.
+        strict: True raises when an entry of the config matches no layer, or none of its layers can be served;
+            False reports it instead. Integrity and trust failures raise in either case.
+        offline, trust_remote_code, session: as in ``load_kernel``.
+
+    Raises:
+        UnknownLayer: an entry matches no layer of this model; the message suggests the nearest name.
+        ContractMismatch: the kernel does not fit the layer; the message shows both signatures.
+        KernelHubError: anything that ``load_kernel`` raises.
+
+    Example:
+        >>> model = kernelize(model, {"RMSNorm": "builtin:RMSNorm"})
+        >>> print(report(model))
+    """
+    from kernelhub.layers import kernelize as binder  # noqa: PLC0415  # torch, which importing the API must not need
+
+    chosen = session or Session(offline=offline)
+    binder.kernelize(
+        model,
+        _as_config(config),
+        mode=_as_mode(mode),
+        load=lambda choice, backend: _load_choice(chosen, choice, backend, trust_remote_code),
+        backend_of=chosen.backend_of,
+        strict=strict,
+    )
+    return model
+
+
+def unkernelize(model: nn.Module) -> nn.Module:
+    """Restore every forward that ``kernelize`` replaced, exactly as it was, and return the model."""
+    from kernelhub.layers import kernelize as binder  # noqa: PLC0415  # as above
+
+    return binder.unkernelize(model)
+
+
+def report(model: nn.Module) -> Report:
+    """What is bound where, and what was left alone and why; printable, and exported by ``to_dict`` and ``to_json``."""
+    from kernelhub.layers import kernelize as binder  # noqa: PLC0415  # as above
+
+    return binder.report(model)
+
+
+def plan(
+    model: nn.Module,
+    config: KernelConfig | Mapping[str, Any],
+    mode: Mode | str | None = None,
+    *,
+    offline: bool | None = None,
+    trust_remote_code: Trust = False,
+    session: Session | None = None,
+) -> Report:
+    """What ``kernelize`` would do, without downloading or importing a kernel; arguments as in ``kernelize``."""
+    from kernelhub.layers import kernelize as binder  # noqa: PLC0415  # as above
+
+    chosen = session or Session(offline=offline)
+    return binder.plan(
+        model,
+        _as_config(config),
+        mode=_as_mode(mode),
+        resolve=lambda choice, backend: _plan_choice(chosen, choice, backend, trust_remote_code),
+        backend_of=chosen.backend_of,
+    )
+
+
+def _as_config(config: KernelConfig | Mapping[str, Any]) -> KernelConfig:
+    return config if isinstance(config, KernelConfig) else KernelConfig(config)
+
+
+def _as_mode(mode: Mode | str | None) -> Mode | None:
+    return Mode(mode) if isinstance(mode, str) else mode
+
+
+def _resolve_choice(session: Session, choice: KernelChoice, backend: str, trust: Trust) -> Resolution:
+    allowed = TrustPolicy.of(trust).union(TrustPolicy.of(choice.trust_remote_code))
+    return session.resolve(choice.request, backend=backend, trust=allowed)
+
+
+def _load_choice(session: Session, choice: KernelChoice, backend: str, trust: Trust) -> LoadedSymbol:
+    from kernelhub.layers.kernelize import LoadedSymbol  # noqa: PLC0415  # as above
+
+    resolution = _resolve_choice(session, choice, backend, trust)
+    name = choice.request.symbol or ""
+    value = symbol(session.obtain(resolution), name)
+    return LoadedSymbol(value, resolution.kernel, resolution.variant, name)
+
+
+def _plan_choice(session: Session, choice: KernelChoice, backend: str, trust: Trust) -> PlannedSymbol:
+    from kernelhub.layers.kernelize import PlannedSymbol  # noqa: PLC0415  # as above
+
+    resolution = _resolve_choice(session, choice, backend, trust)
+    return PlannedSymbol(resolution.kernel, resolution.variant, choice.request.symbol or "")

@@ -40,6 +40,10 @@ class TrustPolicy:
             raise InvalidRequest(trust_remote_code, "trust_remote_code is a string", f"[{trust_remote_code!r}]")
         return cls(repositories=frozenset(checked_repo_id(repo) for repo in trust_remote_code))
 
+    def union(self, other: TrustPolicy) -> TrustPolicy:
+        """Both opt-ins together: an argument of the call and one beside a mapping string."""
+        return TrustPolicy(self.requested or other.requested, self.repositories | other.repositories)
+
     def check(self, repo_id: str, index: Index, *, requested: bool) -> str:
         """Why ``repo_id`` may run, for the report; ``requested`` is False for dependencies of what was asked for.
 

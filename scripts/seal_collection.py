@@ -6,13 +6,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kernelhub.buildpath import METADATA, is_bytecode
 from kernelhub.folder import collection_folder
 from kernelhub.metadata import seal
 from kernelhub.revision import version_of_branch
 from kernelhub.variant import UNIVERSAL, Variant
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAME = "kernelhub-layers"
 
@@ -32,7 +35,7 @@ def seal_build(build: Path, check: bool) -> bool:
     files = read_files(build)
     content = hashlib.sha256(b"".join(path.encode() + files[path] for path in sorted(files))).hexdigest()
     noarch = Variant.parse(build.name).noarch or UNIVERSAL
-    facts = {
+    facts: dict[str, object] = {
         "name": NAME,
         "id": f"_kernelhub_layers_{noarch}_{content[:7]}",
         "version": version_of_branch(build.parent.parent.name),
