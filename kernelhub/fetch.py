@@ -59,9 +59,7 @@ def _download(resolution: Resolution, index: Index, store: Store, reporter: Repo
         try:
             files = _download_files(resolution, index, staged / FILES, reporter)
             check_digest(resolution, staged / FILES, files)
-            manifest = Manifest(
-                resolution.name, resolution.commit, resolution.variant, resolution.endpoint, files
-            )
+            manifest = Manifest(resolution.name, resolution.commit, resolution.variant, resolution.endpoint, files)
             stored = store.publish(staged, manifest)
         except OSError as error:
             if isinstance(error, KernelHubError):
@@ -71,9 +69,7 @@ def _download(resolution: Resolution, index: Index, store: Store, reporter: Repo
     return stored
 
 
-def _download_files(
-    resolution: Resolution, index: Index, folder: Path, reporter: Reporter
-) -> tuple[StoredFile, ...]:
+def _download_files(resolution: Resolution, index: Index, folder: Path, reporter: Reporter) -> tuple[StoredFile, ...]:
     """All bodies, several at a time; the first failure stops the rest."""
     folder.mkdir(mode=0o700)
     for listed in resolution.files:

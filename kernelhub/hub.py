@@ -10,7 +10,7 @@ import ipaddress
 import itertools
 import re
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
 from huggingface_hub.errors import (
@@ -27,6 +27,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from kernelhub import __version__, setting
 from kernelhub.errors import HubUnavailable, IncompleteDownload, RepositoryNotFound, RevisionNotFound
 from kernelhub.index import Builds, ContentHash, ListedFile, Refs
+from kernelhub.request import checked_repo_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -66,11 +67,10 @@ class HubIndex:
     def trusts(self, publisher: str) -> bool:
         """See Index.trusts; a publisher that is a person, not an organization, is not a trusted one."""
         try:
-            with self._translated(publisher):
-                overview = self._api.get_organization_overview(publisher)
+            overview = self._get_json(f"/api/organizations/{quote(publisher, safe='')}/overview", publisher)
         except RepositoryNotFound:
             return False
-        return getattr(overview, "trustedKernelPublisher", False) is True
+        return overview.get("trustedKernelPublisher") is True
 
     def refs(self, repo_id: str, *, refresh: bool = False) -> Refs:
         """See Index.refs; a kernel that exists only as a repository of type model is found too."""
@@ -110,7 +110,7 @@ class HubIndex:
     def stream(self, repo_id: str, commit: str, path: str, offset: int = 0) -> Iterator[Iterator[bytes]]:
         """See Index.stream; the announced commit and ETag are checked before the first byte is handed out."""
         url = hf_hub_url(repo_id, path, repo_type=self._type(repo_id), revision=commit, endpoint=self.name)
-        headers = build_hf_headers(token=self._token, library_name="kernelhub", library_version=__version__)
+        headers = self._headers()
         headers["Accept-Encoding"] = "identity"  # sizes and ranges must count the file's own bytes
         if offset:
             headers["Range"] = f"bytes={offset}-"
@@ -128,12 +128,38 @@ class HubIndex:
             raise IncompleteDownload(repo_id, path, "the Hub lists it but does not have it") from error
 
     def _list_refs(self, repo_id: str, repo_type: str) -> Refs:
-        with self._translated(repo_id):
-            refs = self._api.list_repo_refs(repo_id, repo_type=repo_type)
-        branches = {ref.name: self._checked_commit(repo_id, ref.target_commit) for ref in refs.branches}
-        tags = {ref.name: self._checked_commit(repo_id, ref.target_commit) for ref in refs.tags}
+        try:
+            data = self._get_json(f"/api/{repo_type}s/{repo_id}/refs", repo_id)
+        except _Moved as moved:
+            return Refs(repo_type=repo_type, moved_to=moved.destination)
         self._types[repo_id] = repo_type
+        branches = {ref["name"]: self._checked_commit(repo_id, ref["targetCommit"]) for ref in data["branches"]}
+        tags = {ref["name"]: self._checked_commit(repo_id, ref["targetCommit"]) for ref in data["tags"]}
         return Refs(branches, tags, repo_type)
+
+    def _get_json(self, path: str, repo_id: str) -> dict[str, Any]:
+        """One GET of the API at exactly this endpoint; a redirect is never followed silently.
+
+        Before 2.0 huggingface_hub asks for publishers at its own default endpoint whatever it was given, and it
+        follows the redirect of a renamed repository without telling: both would undermine the trust decision.
+        """
+        with self._translated(repo_id):
+            response = get_session().get(
+                f"{self.name}{path}", headers=self._headers(), timeout=_TIMEOUT, follow_redirects=False
+            )
+            if response.is_redirect:
+                raise _Moved(_repository_in(response.headers.get("Location", ""), path))
+            hf_raise_for_status(response)
+        data = response.json()
+        if not isinstance(data, dict):
+            raise HubUnavailable(self.name, f"the answer to {path} is not a JSON object")
+        return data
+
+    def _headers(self) -> dict[str, str]:
+        headers: dict[str, str] = build_hf_headers(
+            token=self._token, library_name="kernelhub", library_version=__version__
+        )
+        return headers
 
     def _type(self, repo_id: str) -> str:
         """The repository's type on the Hub, which is part of every address."""
@@ -178,6 +204,22 @@ class HubIndex:
         if status == 404:
             return RepositoryNotFound(repo_id, self.name)
         return HubUnavailable(self.name, f"HTTP {status} for {urlsplit(str(error.response.url)).path}")
+
+
+class _Moved(Exception):
+    """The Hub redirects a repository to another one."""
+
+    def __init__(self, destination: str) -> None:
+        super().__init__(destination)
+        self.destination = destination
+
+
+def _repository_in(location: str, path: str) -> str:
+    """The ``org/name`` that a redirect of ``/api/kernels/<org>/<name>/refs`` leads to."""
+    parts = urlsplit(location).path.strip("/").split("/")
+    if len(parts) < 4 or parts[0] != "api":
+        raise HubUnavailable(path, f"redirected to {location!r}, which is not a repository")
+    return checked_repo_id("/".join(parts[2:4]))
 
 
 def _refuse_plain_http(endpoint: str) -> None:

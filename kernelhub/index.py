@@ -70,11 +70,15 @@ class ContentHasher:
 
 @dataclass(frozen=True)
 class Refs:
-    """Branches and tags of a repository with the commits they point to, and the repository's type on the Hub."""
+    """Branches and tags of a repository with the commits they point to, and the repository's type on the Hub.
+
+    ``moved_to`` is set when the Hub redirects this name to another repository; then there are no branches.
+    """
 
     branches: Mapping[str, str] = field(default_factory=dict, hash=False)
     tags: Mapping[str, str] = field(default_factory=dict, hash=False)
     repo_type: str = "kernel"
+    moved_to: str | None = None
 
     @property
     def versions(self) -> dict[int, str]:

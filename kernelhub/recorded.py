@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kernelhub import setting
@@ -131,8 +132,7 @@ class RememberingIndex:
             self._warn_stale(record, f"kernel {repo_id}", error)
             return self._recorded.refs(repo_id)
         self._report_moves(repo_id, record, refs)
-        facts = {"branches": dict(refs.branches), "tags": dict(refs.tags), "repo_type": refs.repo_type}
-        self._store.record("repositories", repo_id, facts)
+        self._store.record("repositories", repo_id, asdict(refs))
         self._asked.add(repo_id)
         return refs
 
@@ -190,7 +190,7 @@ class RememberingIndex:
 
 
 def _refs_of(record: dict[str, Any]) -> Refs:
-    return Refs(record["branches"], record["tags"], record["repo_type"])
+    return Refs(record["branches"], record["tags"], record["repo_type"], record.get("moved_to"))
 
 
 def _builds_of(record: dict[str, Any]) -> Builds:

@@ -7,7 +7,7 @@ another process, makes no further decision (S-02, S-03).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernelhub.buildpath import METADATA, check_paths, is_bytecode
@@ -17,6 +17,7 @@ from kernelhub.errors import (
     InvalidMetadata,
     KernelDependencyError,
     NoCompatibleVariant,
+    RepositoryNotFound,
     RevisionNotFound,
 )
 from kernelhub.folder import LocalFolder, open_builtin
@@ -143,6 +144,9 @@ class _Resolver:
     def _resolve_repository(self, request: KernelRequest, repo_id: str, parents: tuple[str, ...]) -> Resolution:
         trust = self._trust.check(repo_id, self._index, requested=not parents)
         revision = request.revision or DEFAULT_REVISION
+        moved_to = None if revision.kind is RevisionKind.COMMIT else self._index.refs(repo_id).moved_to
+        if moved_to is not None:
+            return self._follow(request, repo_id, moved_to, parents)
         commit = find_commit(repo_id, revision, self._index)
         chosen = self._choose(repo_id, commit)
         if chosen is None:
@@ -162,6 +166,15 @@ class _Resolver:
             notes=chosen.notes,
             dependencies=self._dependencies(chosen.metadata, (*parents, name)),
         )
+
+    def _follow(self, request: KernelRequest, repo_id: str, moved_to: str, parents: tuple[str, ...]) -> Resolution:
+        """Resolve a renamed repository at its new name, which has to be trusted on its own; one hop only (S-04)."""
+        name = f"{request.name}@{request.revision}"
+        if self._index.refs(moved_to).moved_to is not None:
+            raise RepositoryNotFound(repo_id, self._index.name, f"it moved to {moved_to}, which moved again")
+        destination = replace(request, repo_id=moved_to)
+        resolution = self.resolve(destination, (*parents, name))
+        return replace(resolution, notes=(f"{repo_id} has moved to {moved_to}", *resolution.notes))
 
     def _dependencies(self, metadata: Metadata | None, parents: tuple[str, ...]) -> tuple[Resolution, ...]:
         wanted = metadata.kernel_depends if metadata else ()
@@ -185,9 +198,7 @@ class _Resolver:
             selection = selection.without_best(verdict.reason)
         return None
 
-    def _read_metadata(
-        self, repo_id: str, commit: str, variant: str, files: tuple[ListedFile, ...]
-    ) -> bytes | None:
+    def _read_metadata(self, repo_id: str, commit: str, variant: str, files: tuple[ListedFile, ...]) -> bytes | None:
         listed = next((file for file in files if file.path == METADATA), None)
         if listed is None:
             return None

@@ -90,9 +90,7 @@ def verify_folder(resolution: Resolution, dependencies: tuple[VerifiedBuild, ...
     assert resolution.folder is not None
     # Installers compile what they install; that bytecode is ours to ignore, and nobody reads it.
     found = _scan(resolution.build, resolution.folder, ignore_bytecode=resolution.request.is_builtin)
-    files = tuple(
-        StoredFile(path, found[path].size, hash_file(resolution.folder / path)) for path in sorted(found)
-    )
+    files = tuple(StoredFile(path, found[path].size, hash_file(resolution.folder / path)) for path in sorted(found))
     manifest = Manifest(resolution.name, resolution.commit, resolution.variant, "", files)
     check_digest(resolution, resolution.folder, files)
     return _verified(resolution, resolution.folder, manifest, dependencies)
@@ -169,6 +167,4 @@ def _verified(
     metadata = resolution.metadata
     attested = metadata is not None and metadata.digest is not None
     state = VerificationState.SELF_ATTESTED if attested else VerificationState.UNVERIFIED
-    return VerifiedBuild(
-        resolution.kernel, resolution.variant, folder, manifest.digest, state, metadata, dependencies
-    )
+    return VerifiedBuild(resolution.kernel, resolution.variant, folder, manifest.digest, state, metadata, dependencies)

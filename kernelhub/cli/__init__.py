@@ -1,0 +1,49 @@
+"""The command line: one small module a command. Results go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import kernelhub
+from kernelhub.cli import demo, prefetch, serve
+from kernelhub.errors import KernelHubError
+
+app = typer.Typer(
+    name="kernelhub",
+    help="Find, verify, load and bind compute kernels from the Hugging Face Hub, and say why for every decision.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo")(demo.demo)
+app.command("prefetch")(prefetch.prefetch)
+app.command("serve")(serve.serve)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kernelhub {kernelhub.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of kernelhub itself, before a command."""
+
+
+def main() -> None:
+    """Run the command line; an error of kernelhub is one message on stderr and exit code 1."""
+    try:
+        app()
+    except KernelHubError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
