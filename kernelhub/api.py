@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelhub import setting
 from kernelhub.backend import device_backend
+from kernelhub.compatibility import select
 from kernelhub.config import KernelConfig
 from kernelhub.environment import Environment
-from kernelhub.errors import DigestMismatch
+from kernelhub.errors import DigestMismatch, InvalidRequest
 from kernelhub.fetch import fetch
 from kernelhub.loader import load, symbol
 from kernelhub.mode import Mode
@@ -37,6 +38,15 @@ if TYPE_CHECKING:
     from kernelhub.layers.report import Report
 
 Trust = bool | Iterable[str]
+
+
+class VersionRow(NamedTuple):
+    """One API version: its commit, how many builds it has, and the best build for the machine (None: none fits)."""
+
+    version: int
+    commit: str
+    builds: int
+    best: str | None
 
 
 @dataclass
@@ -73,9 +83,25 @@ class Session:
         policy = trust if isinstance(trust, TrustPolicy) else TrustPolicy.of(trust)
         return resolve(request, self.detected.with_backend(backend), self._index(request), policy)
 
+    def trust_of(self, repo_id: str, policy: TrustPolicy) -> str:
+        """Why a repository's code may run; raises UntrustedPublisher when it may not."""
+        return policy.check(repo_id, self._index(KernelRequest(repo_id)), requested=True)
+
     def backend_of(self, device: torch.device) -> str:
         """The backend that serves a torch device: torch calls ROCm's devices ``cuda`` too."""
         return device_backend(device.type, rocm=self.detected.backend.name == "rocm")
+
+    def versions(self, request: KernelRequest, *, backend: str | None = None) -> list[VersionRow]:
+        """The API versions of a repository in numeric order, each with the build that fits best."""
+        if request.repo_id is None:
+            raise InvalidRequest(str(request), "has no versions on the Hub", "org/name")
+        index, environment = self._index(request), self.detected.with_backend(backend)
+        rows = []
+        for version, commit in index.refs(request.repo_id).versions.items():
+            builds = index.builds(request.repo_id, commit)
+            best = select(builds, environment).best
+            rows.append(VersionRow(version, commit, len(builds), None if best is None else str(best)))
+        return rows
 
     def obtain(self, resolution: Resolution) -> VerifiedBuild:
         """The verified build of a resolution and of all it depends on, downloaded where needed."""

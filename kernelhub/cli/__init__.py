@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import kernelhub
-from kernelhub.cli import demo, prefetch, serve
+from kernelhub.cli import demo, explain, info, prefetch, serve, variants, versions
 from kernelhub.errors import KernelHubError
 
 app = typer.Typer(
@@ -21,6 +21,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(demo.demo)
+app.command("explain")(explain.explain)
+app.command("versions")(versions.versions)
+app.command("variants")(variants.variants)
+app.command("info")(info.info)
 app.command("prefetch")(prefetch.prefetch)
 app.command("serve")(serve.serve)
 

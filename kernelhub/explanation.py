@@ -1,0 +1,161 @@
+"""Explanation: what would be loaded for a request, why, and what else was considered; nothing is downloaded.
+
+Listing a repository runs none of its code, so an explanation is given for untrusted publishers too; it says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from kernelhub.compatibility import Selection
+from kernelhub.errors import InvalidVariant, NoCompatibleVariant, UntrustedPublisher
+from kernelhub.resolution import DEFAULT_REVISION
+from kernelhub.trust import TrustPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernelhub.api import Session
+    from kernelhub.environment import Environment
+    from kernelhub.index import Index
+    from kernelhub.request import KernelRequest
+    from kernelhub.resolution import Resolution
+
+_SHOWN_NAMES = 3
+UNKNOWN = "unknown (torch is not installed)"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Everything that was considered for one request.
+
+    ``resolution`` is None when no build fits; then ``problem`` says why and ``advice`` what to do.
+    """
+
+    request: KernelRequest
+    environment: Environment
+    trust: str
+    trusted: bool
+    selection: Selection
+    resolution: Resolution | None = None
+    problem: str = ""
+    advice: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """One line: the choice, or that there is none."""
+        if self.resolution is not None:
+            return f"{self.resolution.variant}, the best of {len(self.selection.accepted)} that fit"
+        return UNKNOWN if self.environment.torch is None else "no build fits"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "request": str(self.request),
+            "environment": str(self.environment),
+            "trusted": self.trusted,
+            "trust": self.trust,
+            "verdict": self.verdict,
+            "build": None if self.resolution is None else _build_facts(self.resolution),
+            "accepted": [str(variant) for variant in self.selection.accepted],
+            "rejected": {str(rejection.variant): rejection.reason for rejection in self.selection.rejected},
+            "unknown": [str(error.value) for error in self.selection.unknown],
+            "advice": self.advice,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([*self._head(), *self._considered(), *self._tail()])
+
+    def _head(self) -> list[str]:
+        lines = [f"request      {self.request}{self._pin_hint()}", f"environment  {self.environment}"]
+        if self.environment.torch_build:
+            lines.append(f"torch        {self.environment.torch_build}")
+        lines.append(f"trust        {'' if self.trusted else 'NOT TRUSTED: '}{self.trust}")
+        if self.resolution is not None:
+            lines += [f"commit       {self.resolution.commit}", f"choice       {self.verdict}"]
+            lines.append(f"download     {len(self.resolution.files)} files, {self.resolution.size} bytes")
+        else:
+            lines.append(f"choice       {self.verdict}")
+        return lines
+
+    def _pin_hint(self) -> str:
+        if self.request.revision is not None or self.request.repo_id is None:
+            return ""
+        return f"   (no version given: {DEFAULT_REVISION}; pin it as {replace(self.request, revision=DEFAULT_REVISION)})"
+
+    def _considered(self) -> list[str]:
+        lines = [f"  fits       {variant}" for variant in self.selection.accepted]
+        reasons: dict[str, list[str]] = {}
+        for rejection in self.selection.rejected:
+            reasons.setdefault(rejection.reason, []).append(str(rejection.variant))
+        lines += [f"  rejected   {reason}: {_few(names)}" for reason, names in reasons.items()]
+        if self.selection.unknown:
+            lines.append(f"  ignored    not a build variant: {_few([repr(e.value) for e in self.selection.unknown])}")
+        return lines
+
+    def _tail(self) -> list[str]:
+        dependencies = list(self.resolution.tree())[:-1] if self.resolution else []
+        lines = [f"depends on   {dependency.build}" for dependency in dependencies]
+        lines += [f"note         {note}" for note in (self.resolution.notes if self.resolution else ())]
+        return [*lines, *([f"next         {self.advice}"] if self.advice else [])]
+
+
+class _ListingOnly(TrustPolicy):
+    """Lets resolution list what it will not run."""
+
+    def check(self, repo_id: str, index: Index, *, requested: bool) -> str:
+        return "not asked, as nothing of it is run"
+
+
+def explain(
+    request: KernelRequest, session: Session, *, backend: str | None = None, trust: bool | Iterable[str] = False
+) -> Explanation:
+    """Explain what ``session`` would load for ``request``.
+
+    Raises:
+        RepositoryNotFound, RevisionNotFound, FetchError: there is nothing to explain.
+    """
+    environment = session.detected.with_backend(backend)
+    reason, trusted = _trust_of(request, session, TrustPolicy.of(trust))
+    try:
+        resolution = session.resolve(request, backend=backend, trust=_ListingOnly())
+    except NoCompatibleVariant as error:
+        unknown = tuple(InvalidVariant(name, "not a build variant") for name in error.unknown)
+        considered = Selection((), tuple(error.rejections), unknown)
+        advice = str(error).rpartition("\n")[2]
+        return Explanation(request, environment, reason, trusted, considered, None, str(error), advice)
+    selection = resolution.selection
+    assert selection is not None
+    return Explanation(request, environment, reason, trusted, selection, resolution)
+
+
+def _trust_of(request: KernelRequest, session: Session, policy: TrustPolicy) -> tuple[str, bool]:
+    if request.repo_id is None:
+        return "on this machine", True
+    try:
+        return session.trust_of(request.repo_id, policy), True
+    except UntrustedPublisher as error:
+        return f"publisher {error.publisher}, {error.reason}; pass trust_remote_code=[{error.repo_id!r}]", False
+
+
+def _build_facts(resolution: Resolution) -> dict[str, Any]:
+    metadata = resolution.metadata
+    return {
+        "kernel": resolution.name,
+        "commit": resolution.commit,
+        "variant": resolution.variant,
+        "files": len(resolution.files),
+        "bytes": resolution.size,
+        "dependencies": [dependency.build for dependency in list(resolution.tree())[:-1]],
+        "license": metadata.license if metadata else None,
+        "upstream": metadata.upstream if metadata else None,
+        "archs": list(metadata.archs) if metadata else [],
+        "digest": metadata.digest.algorithm if metadata and metadata.digest else None,
+        "provenance": dict(metadata.provenance) if metadata else {},
+    }
+
+
+def _few(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    return shown if len(names) <= _SHOWN_NAMES else f"{shown} and {len(names) - _SHOWN_NAMES} more"
