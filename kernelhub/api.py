@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kernelhub import setting
 from kernelhub.backend import device_backend
@@ -16,6 +16,8 @@ from kernelhub.environment import Environment
 from kernelhub.errors import DigestMismatch, InvalidRequest
 from kernelhub.fetch import fetch
 from kernelhub.loader import load, symbol
+from kernelhub.locked import LockedIndex, make_lock
+from kernelhub.lockfile import Lock
 from kernelhub.mode import Mode
 from kernelhub.recorded import RecordedIndex, RememberingIndex, fresh_seconds
 from kernelhub.reporter import Reporter
@@ -59,6 +61,8 @@ class Session:
         offline: True opens no socket; None follows ``HF_HUB_OFFLINE``.
         token: an access token, None for the one that is logged in, False for none.
         environment: the machine to choose builds for; None detects this one.
+        lockfile: a lock that every load has to follow; None uses ``KERNELHUB_LOCK``, else ``kernelhub.lock`` in the
+            current folder if there is one; False loads without a lock.
     """
 
     cache_dir: Path | None = None
@@ -66,6 +70,7 @@ class Session:
     offline: bool | None = None
     token: str | bool | None = None
     environment: Environment | None = None
+    lockfile: Path | Literal[False] | None = None
     reporter: Reporter = field(default_factory=Reporter)
 
     @cached_property
@@ -123,10 +128,28 @@ class Session:
             self.reporter.warn(f"kernel build {build.build} lists no digests: its files are loaded unverified")
         return build
 
+    @cached_property
+    def lock(self) -> Lock | None:
+        """The lock in force, or None."""
+        if self.lockfile is False:
+            return None
+        path = self.lockfile or setting.lock_path()
+        return None if path is None else Lock.read(path)
+
+    def make_lock(self, requests: Iterable[KernelRequest], *, trust: Trust = False) -> Lock:
+        """Lock requests at what they mean now, for every variant; answers are asked for anew."""
+        fresh = RememberingIndex(self.store, self._connect, self.reporter, max_age=0.0)
+        return make_lock(requests, fresh, TrustPolicy.of(trust))
+
     def _index(self, request: KernelRequest) -> Index:
+        if self.lock is not None:
+            return LockedIndex(self.lock, self._source(pinned=True))
+        return self._source(pinned=request.revision is not None and request.revision.kind is RevisionKind.COMMIT)
+
+    def _source(self, *, pinned: bool) -> Index:
+        """The store alone when offline, else the store in front of the Hub; what is pinned never grows stale."""
         if setting.offline() if self.offline is None else self.offline:
             return RecordedIndex(self.store)
-        pinned = request.revision is not None and request.revision.kind is RevisionKind.COMMIT
         max_age = math.inf if pinned else fresh_seconds()
         return RememberingIndex(self.store, self._connect, self.reporter, max_age)
 

@@ -59,7 +59,7 @@ def backend_kind(name: str) -> BackendKind:
     Raises:
         InvalidBackend: no such backend; the message lists the accepted names.
     """
-    kind = _BY_NAME.get(name)
+    kind = _BY_NAME.get(name) if isinstance(name, str) else None
     if kind is None:
         plain = str(name).lower().partition(":")[0]
         raise InvalidBackend(
@@ -113,9 +113,9 @@ class Backend:
 
 
 def split_release(digits: str, major_digits: int) -> Release | None:
-    """Split ``1210`` into 12.10; None when there is no minor left or a part has a leading zero."""
+    """Split ``1210`` into 12.10; None for other text, when there is no minor left or a part has a leading zero."""
     major, minor = digits[:major_digits], digits[major_digits:]
-    if not major_digits or not minor or len(digits) > _MOST_DIGITS:
+    if not major_digits or not minor or len(digits) > _MOST_DIGITS or not (digits.isascii() and digits.isdigit()):
         return None
     if (len(major) > 1 and major.startswith("0")) or (minor.startswith("0") and minor != "0"):
         return None

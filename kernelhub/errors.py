@@ -49,7 +49,10 @@ _SHOWN_CHARACTERS = 120
 
 def shown(value: object) -> str:
     """``repr`` of an untrusted value, cut to a length that a message can hold."""
-    text = ascii(value)
+    try:
+        text = ascii(value)
+    except ValueError:  # an int of more digits than Python converts
+        return f"a {type(value).__name__} too long to show"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}... ({len(text)} characters)"
 
 
@@ -86,8 +89,10 @@ class _Invalid(KernelHubError, ValueError):
 
     def __str__(self) -> str:
         where = f" (from {self.origin})" if self.origin else ""
-        expected = f"; expected {self.expected}" if self.expected else ""
-        return f"invalid {self.noun} {shown(self.value)}{where}: {self.problem}{expected}"
+        problem = self.problem.removesuffix(".")
+        expected = f"expected {self.expected}" if self.expected else ""
+        separator = (" " if problem.endswith("?") else "; ") if expected else ""
+        return f"invalid {self.noun} {shown(self.value)}{where}: {problem}{separator}{expected}"
 
 
 class InvalidRequest(_Invalid):

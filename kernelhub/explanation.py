@@ -82,7 +82,8 @@ class Explanation:
     def _pin_hint(self) -> str:
         if self.request.revision is not None or self.request.repo_id is None:
             return ""
-        return f"   (no version given: {DEFAULT_REVISION}; pin it as {replace(self.request, revision=DEFAULT_REVISION)})"
+        pinned = replace(self.request, revision=DEFAULT_REVISION)
+        return f"   (no version given: {DEFAULT_REVISION}; pin it as {pinned})"
 
     def _considered(self) -> list[str]:
         lines = [f"  fits       {variant}" for variant in self.selection.accepted]

@@ -73,12 +73,14 @@ class Refs:
     """Branches and tags of a repository with the commits they point to, and the repository's type on the Hub.
 
     ``moved_to`` is set when the Hub redirects this name to another repository; then there are no branches.
+    ``pins`` maps revisions as they are written (``v3``, ``>=2``) to the commits that a lock gives them.
     """
 
     branches: Mapping[str, str] = field(default_factory=dict, hash=False)
     tags: Mapping[str, str] = field(default_factory=dict, hash=False)
     repo_type: str = "kernel"
     moved_to: str | None = None
+    pins: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def versions(self) -> dict[int, str]:
@@ -87,8 +89,8 @@ class Refs:
         return {version: found[version] for version in sorted(version for version in found if version is not None)}
 
     def find(self, name: str) -> str | None:
-        """The commit of a branch or tag."""
-        return self.branches.get(name) or self.tags.get(name)
+        """The commit of a locked revision, a branch or a tag."""
+        return self.pins.get(name) or self.branches.get(name) or self.tags.get(name)
 
 
 Builds = Mapping[str, "tuple[ListedFile, ...] | None"]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from kernelhub.errors import InvalidRequest
+from kernelhub.errors import InvalidRequest, shown
 from kernelhub.revision import Revision
 
 BUILTIN = "builtin"
@@ -29,7 +29,8 @@ _LONGEST = 4096
 _LONGEST_SEGMENT = 96
 _SEGMENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?", re.ASCII)
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*", re.ASCII)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\x80-\x9f\u2028\u2029]")
+# Besides control characters: surrogates that no file name decodes to (U+DC80 to U+DCFF are bytes that are not UTF-8).
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x80-\x9f\u2028\u2029\ud800-\udc7f\udd00-\udfff]")
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]", re.ASCII)
 _LOCAL_STARTS = ("/", "./", ".\\", "~", "\\\\")
 _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<path>.*)", re.ASCII)
@@ -48,12 +49,22 @@ class KernelRequest:
     symbol: str | None = None
 
     def __post_init__(self) -> None:
-        if self.repo_id is not None and self.path is not None:
-            raise InvalidRequest(self.path, "both a repository and a path", EXPECTED)
-        if self.path is not None and self.symbol is None and _split_local(self.path)[1] is not None:
-            raise InvalidRequest(self.path, "the last colon would read as a symbol", "a path without it")
-        if self.path is not None and self.revision is not None:
-            raise InvalidRequest(self.path, "a local folder has no revision", "/path[:Symbol]")
+        _checked_symbol(self.symbol)
+        if self.path is not None:
+            self._check_path(self.path)
+        elif self.repo_id is not None:
+            checked_repo_id(self.repo_id)
+
+    def _check_path(self, path: str) -> None:
+        _check_text(path)
+        if self.repo_id is not None:
+            raise InvalidRequest(path, "both a repository and a path", EXPECTED)
+        if self.revision is not None:
+            raise InvalidRequest(path, "a local folder has no revision", "/path[:Symbol]")
+        if not _is_local(path) or path.startswith("file:"):
+            raise InvalidRequest(path, "not the form of a local path", "/path, ./path, ~/path or C:\\path")
+        if self.symbol is None and _split_local(path)[1] is not None:
+            raise InvalidRequest(path, "the last colon would read as a symbol", "a path without it")
 
     @classmethod
     def parse(cls, text: str) -> KernelRequest:
@@ -72,10 +83,8 @@ class KernelRequest:
 
     @classmethod
     def _parse_local(cls, text: str) -> KernelRequest:
-        if text.startswith("file:"):
-            text = _path_of_url(text)
         path, symbol = _split_local(text)
-        return cls(path=path, symbol=_checked_symbol(symbol))
+        return cls(path=_path_of_url(path) if text.startswith("file:") else path, symbol=symbol)
 
     @classmethod
     def _parse_hub(cls, text: str) -> KernelRequest:
@@ -83,13 +92,13 @@ class KernelRequest:
         if colon and ":" in symbol:
             raise InvalidRequest(text, f"second ':' at character {text.index(':', len(repo) + 1) + 1}")
         if text.startswith("@"):
-            raise InvalidRequest(text, f"the organization {repo.partition('/')[0]!r} may not start with '@'")
+            raise InvalidRequest(text, f"the organization {shown(repo.partition('/')[0])} may not start with '@'")
         repo, at, revision = repo.partition("@")
         if "@" in revision:
             raise InvalidRequest(text, f"second '@' at character {text.index('@', len(repo) + 1) + 1}")
+        repo_id = None if repo == BUILTIN else checked_repo_id(repo)
         parsed = Revision.parse(revision) if at else None
-        repo_id = None if repo == BUILTIN else _checked_repo_id(repo)
-        return cls(repo_id, revision=parsed, symbol=_checked_symbol(symbol if colon else None))
+        return cls(repo_id, revision=parsed, symbol=symbol if colon else None)
 
     def __str__(self) -> str:
         revision = f"@{self.revision}" if self.revision else ""
@@ -107,9 +116,16 @@ class KernelRequest:
 
     @property
     def folder(self) -> Path:
-        """The local folder of a ``path`` request, absolute."""
+        """The local folder of a ``path`` request, absolute.
+
+        Raises:
+            InvalidRequest: the path starts with ``~`` and there is no such home folder.
+        """
         assert self.path is not None
-        return Path(self.path).expanduser().absolute()
+        try:
+            return Path(self.path).expanduser().absolute()
+        except RuntimeError as error:
+            raise InvalidRequest(self.path, f"'~' has no folder: {error}", "an absolute path") from error
 
     def at(self, *, version: int | None = None, revision: str | None = None) -> KernelRequest:
         """The same request with a version or revision given beside the string.
@@ -120,12 +136,13 @@ class KernelRequest:
         if version is None and revision is None:
             return self
         if version is not None and revision is not None:
-            raise InvalidRequest(str(self), f"both version={version!r} and revision={revision!r}", "one of them")
+            both = f"both version={shown(version)} and revision={shown(revision)}"
+            raise InvalidRequest(str(self), both, "one of them")
         if self.revision is not None:
             raise InvalidRequest(str(self), "a revision in the string and one beside it", "one of them")
         if version is not None:
             return replace(self, revision=Revision.version(version))
-        return replace(self, revision=Revision.parse(_checked_type(revision)))
+        return replace(self, revision=Revision.parse(revision))  # type: ignore[arg-type]  # not None: see above
 
 
 def checked_repo_id(text: str) -> str:
@@ -135,17 +152,23 @@ def checked_repo_id(text: str) -> str:
         InvalidRequest: not ``org/name`` in the Hub's grammar (ASCII, at most 96 characters a segment).
     """
     _check_text(text)
-    return _checked_repo_id(text)
-
-
-def _checked_type(text: object) -> str:
-    if not isinstance(text, str):
-        raise InvalidRequest(text, f"a {type(text).__name__}, not a string", EXPECTED)
+    if " " in text:
+        raise InvalidRequest(text, "space in the name")
+    if "|" in text:
+        raise InvalidRequest(text, "'|' in the name (a wrapper prefix is the caller's to strip)")
+    segments = text.split("/")
+    for segment in segments:
+        _check_segment(text, segment)
+    if len(segments) > 2:
+        raise InvalidRequest(text, f"too many '/': {len(segments) - 1}")
+    if len(segments) == 1:
+        raise InvalidRequest(text, "no organization")
     return text
 
 
 def _check_text(text: object) -> None:
-    text = _checked_type(text)
+    if not isinstance(text, str):
+        raise InvalidRequest(text, f"a {type(text).__name__}, not a string", EXPECTED)
     if not text:
         raise InvalidRequest(text, "empty", EXPECTED)
     if len(text) > _LONGEST:
@@ -170,9 +193,14 @@ def _split_local(text: str) -> tuple[str, str | None]:
 
 
 def _path_of_url(text: str) -> str:
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise InvalidRequest(text, f"unreadable address: {error}", "file:///path[:Symbol]") from error
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InvalidRequest(text, "not a local file address", "file:///path[:Symbol]")
+    if parts.query or parts.fragment:
+        raise InvalidRequest(text, "'?' or '#' in a file address", "%3F or %23 in its place")
     path = unquote(parts.path)
     return path[1:] if _DRIVE.match(path[1:]) else path
 
@@ -180,27 +208,12 @@ def _path_of_url(text: str) -> str:
 def _from_page(text: str) -> str:
     """Turn the address of a repository's page into ``org/name[@revision][:Symbol]``."""
     match = _PAGE.fullmatch(text)
-    if match is None:
-        raise InvalidRequest(text, "not a page of the Hub", EXPECTED)
+    if match is None or "/" not in match["path"]:
+        raise InvalidRequest(text, "not the page of a kernel repository on the Hub", EXPECTED)
     path, colon, symbol = match["path"].partition(":")
     repo, _, place = path.removeprefix("kernels/").rstrip("/").partition("/tree/")
     revision = f"@{unquote(place.partition('/')[0])}" if place else ""
     return f"{repo}{revision}{colon}{symbol}"
-
-
-def _checked_repo_id(text: str) -> str:
-    if " " in text:
-        raise InvalidRequest(text, "space in the name")
-    if "|" in text:
-        raise InvalidRequest(text, "'|' in the name (a wrapper prefix is the caller's to strip)")
-    segments = text.split("/")
-    if len(segments) > 2:
-        raise InvalidRequest(text, f"too many '/': {len(segments) - 1}")
-    for segment in segments:
-        _check_segment(text, segment)
-    if len(segments) == 1:
-        raise InvalidRequest(text, "no organization")
-    return text
 
 
 def _check_segment(text: str, segment: str) -> None:
@@ -209,17 +222,17 @@ def _check_segment(text: str, segment: str) -> None:
     if len(segment) > _LONGEST_SEGMENT:
         raise InvalidRequest(text, f"length {len(segment)} > {_LONGEST_SEGMENT}")
     if not segment.isascii():
-        raise InvalidRequest(text, f"non-ASCII character in {segment!r}")
+        raise InvalidRequest(text, f"non-ASCII character in {segment!a}")
     if not _SEGMENT.fullmatch(segment) or ".." in segment or "--" in segment or segment.endswith(".git"):
-        raise InvalidRequest(text, f"segment {segment!r} breaks the Hub's name rule")
+        raise InvalidRequest(text, f"segment {segment!a} breaks the Hub's name rule")
 
 
 def _checked_symbol(symbol: str | None) -> str | None:
     if symbol is None:
         return None
     if not _SYMBOL.fullmatch(symbol):
-        problem = f"symbol {symbol!r}" if symbol else "empty symbol"
+        problem = f"symbol {shown(symbol)}" if symbol else "empty symbol"
         raise InvalidRequest(symbol, problem, "a (dotted) Python name after ':'")
     if any(part.startswith("__") for part in symbol.split(".")):
-        raise InvalidRequest(symbol, f"symbol {symbol!r} is not one that a kernel defines", "a public name")
+        raise InvalidRequest(symbol, f"symbol {shown(symbol)} is not one that a kernel defines", "a public name")
     return symbol

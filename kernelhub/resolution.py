@@ -128,18 +128,9 @@ class _Resolver:
             return self._resolve_folder(request)
         key = (request.repo_id, request.revision)
         if key not in self._done:
-            self._refuse_endless(f"{request.name}@{request.revision}", parents)
+            refuse_endless(f"{request.name}@{request.revision}", parents, len(self._done))
             self._done[key] = self._resolve_repository(request, request.repo_id, parents)
         return self._done[key]
-
-    def _refuse_endless(self, name: str, parents: tuple[str, ...]) -> None:
-        path = (*parents, name)
-        if name in parents:
-            raise KernelDependencyError("a cycle", path)
-        if len(parents) > MAX_DEPTH:
-            raise KernelDependencyError(f"more than {MAX_DEPTH} levels deep", path)
-        if len(self._done) >= MAX_KERNELS:
-            raise KernelDependencyError(f"more than {MAX_KERNELS} kernels in one tree", path)
 
     def _resolve_repository(self, request: KernelRequest, repo_id: str, parents: tuple[str, ...]) -> Resolution:
         trust = self._trust.check(repo_id, self._index, requested=not parents)
@@ -188,8 +179,8 @@ class _Resolver:
         while selection.best is not None:
             variant = str(selection.best)
             listed = builds[variant]
-            files = _checked_files(self._index.files(repo_id, commit, variant) if listed is None else listed)
-            data = self._read_metadata(repo_id, commit, variant, files)
+            files = checked_files(self._index.files(repo_id, commit, variant) if listed is None else listed)
+            data = read_metadata(self._index, repo_id, commit, variant, files)
             metadata = None if data is None else Metadata.parse(data, f"{repo_id}@{commit[:12]}")
             verdict = judge_archs(metadata.archs if metadata else (), self._environment)
             if verdict.reason is None:
@@ -197,22 +188,6 @@ class _Resolver:
                 return Chosen(variant, files, metadata, data, selection, notes)
             selection = selection.without_best(verdict.reason)
         return None
-
-    def _read_metadata(self, repo_id: str, commit: str, variant: str, files: tuple[ListedFile, ...]) -> bytes | None:
-        listed = next((file for file in files if file.path == METADATA), None)
-        if listed is None:
-            return None
-        if listed.size > MAX_BYTES:
-            raise InvalidMetadata(METADATA, f"{listed.size} bytes", f"at most {MAX_BYTES}", f"{repo_id}@{commit[:12]}")
-        data = bytearray()
-        with self._index.stream(repo_id, commit, f"build/{variant}/{METADATA}") as chunks:
-            for chunk in chunks:
-                data += chunk
-                if len(data) > listed.size:
-                    break
-        if not listed.matches(bytes(data)):
-            raise DigestMismatch(f"{repo_id}@{commit[:12]} {variant}", METADATA, "differs from the Hub's listing")
-        return bytes(data)
 
     def _no_compatible(self, repo_id: str, commit: str, revision: Revision) -> NoCompatibleVariant:
         selection = select(self._index.builds(repo_id, commit), self._environment)
@@ -277,14 +252,52 @@ def find_commit(repo_id: str, revision: Revision, index: Index) -> str:
 
 
 def _look_up(revision: Revision, refs: Refs) -> str | None:
-    if revision.kind is RevisionKind.NAME:
+    if revision.kind is RevisionKind.NAME or revision.text in refs.pins:
         return refs.find(revision.text)
     fitting = [version for version in refs.versions if revision.admits(version)]
     return refs.versions[fitting[-1]] if fitting else None
 
 
-def _checked_files(files: tuple[ListedFile, ...]) -> tuple[ListedFile, ...]:
+def checked_files(files: tuple[ListedFile, ...]) -> tuple[ListedFile, ...]:
     """The files to fetch: bytecode that slipped into a repository is left out, odd names refuse the build."""
     kept = tuple(file for file in files if not is_bytecode(file.path) or file.path.endswith(".pth"))
     check_paths(file.path for file in kept)
     return kept
+
+
+def read_metadata(index: Index, repo_id: str, commit: str, variant: str, files: tuple[ListedFile, ...]) -> bytes | None:
+    """The bytes of a build's ``metadata.json``, as the listing promised them; None when it has none.
+
+    Raises:
+        InvalidMetadata: larger than a metadata file may be; told before it is fetched.
+        DigestMismatch: other bytes than were listed.
+    """
+    listed = next((file for file in files if file.path == METADATA), None)
+    if listed is None:
+        return None
+    if listed.size > MAX_BYTES:
+        raise InvalidMetadata(METADATA, f"{listed.size} bytes", f"at most {MAX_BYTES}", f"{repo_id}@{commit[:12]}")
+    data = bytearray()
+    with index.stream(repo_id, commit, f"build/{variant}/{METADATA}") as chunks:
+        for chunk in chunks:
+            data += chunk
+            if len(data) > listed.size:
+                break
+    if not listed.matches(bytes(data)):
+        raise DigestMismatch(f"{repo_id}@{commit[:12]} {variant}", METADATA, "differs from the Hub's listing")
+    return bytes(data)
+
+
+def refuse_endless(name: str, parents: tuple[str, ...], done: int) -> None:
+    """Stop a dependency tree that never ends or is absurdly large (S-09).
+
+    Raises:
+        KernelDependencyError: a cycle, too deep, or too many kernels.
+    """
+    path = (*parents, name)
+    if name in parents:
+        raise KernelDependencyError("a cycle", path)
+    if len(parents) > MAX_DEPTH:
+        raise KernelDependencyError(f"more than {MAX_DEPTH} levels deep", path)
+    if done >= MAX_KERNELS:
+        raise KernelDependencyError(f"more than {MAX_KERNELS} kernels in one tree", path)

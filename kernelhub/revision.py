@@ -17,7 +17,7 @@ from enum import Enum
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from kernelhub.errors import InvalidRequest
+from kernelhub.errors import InvalidRequest, shown
 
 MAX_VERSION = 999_999
 EXPECTED = "v3, 3, latest, >=2,<4, a branch, a tag or a commit"
@@ -53,6 +53,8 @@ class Revision:
         Raises:
             InvalidRequest: empty, or not of an accepted form.
         """
+        if not isinstance(text, str):
+            raise InvalidRequest(text, f"a revision is text, not a {type(text).__name__}", EXPECTED)
         if not text:
             raise InvalidRequest(text, "empty revision", EXPECTED)
         if version := _VERSION.fullmatch(text):
@@ -117,7 +119,7 @@ def _canonical_range(text: str) -> str:
     parts = text.split(",")
     for part in parts:
         if not _RANGE_PART.fullmatch(part):
-            raise InvalidRequest(text, f"range part {part!r}", "comparisons with whole versions, e.g. >=2,<4")
+            raise InvalidRequest(text, f"range part {shown(part)}", "comparisons with whole versions, e.g. >=2,<4")
     try:
         return str(SpecifierSet(text))
     except InvalidSpecifier as error:

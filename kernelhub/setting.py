@@ -65,6 +65,13 @@ def store_folder() -> Path:
     return hf_home() / "kernelhub"
 
 
+def lock_path() -> Path | None:
+    """The lock file in force: ``KERNELHUB_LOCK``, else ``kernelhub.lock`` in the current folder, else none."""
+    if os.environ.get("KERNELHUB_LOCK"):
+        return Path(os.environ["KERNELHUB_LOCK"]).expanduser().absolute()
+    return next((path for path in [Path.cwd() / "kernelhub.lock"] if path.is_file()), None)
+
+
 def hf_home() -> Path:
     """huggingface_hub's home folder, from the same variables in the same order."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -27,7 +27,7 @@ TVM_FFI = "tvm-ffi"
 
 _LONGEST = 100
 _COMPILED = re.compile(
-    r"(?P<framework>torch-stable-abi|tvm-ffi|torch)(?P<digits>[0-9]*)(?P<parts>(?:-[^-]*)*)", re.ASCII
+    r"(?P<framework>torch-stable-abi|tvm-ffi|torch)(?P<digits>[0-9.]*)(?P<parts>(?:-[^-]*)*)", re.ASCII
 )
 _EXPECTED = "torch<version>[-cxx11|-cxx98]-<backend>-<cpu>-<os> or torch-<backend>"
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import kernelhub
-from kernelhub.cli import demo, explain, info, prefetch, serve, variants, versions
+from kernelhub.cli import demo, explain, info, lock, prefetch, serve, variants, versions
 from kernelhub.errors import KernelHubError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("explain")(explain.explain)
 app.command("versions")(versions.versions)
 app.command("variants")(variants.variants)
 app.command("info")(info.info)
+app.command("lock")(lock.lock)
 app.command("prefetch")(prefetch.prefetch)
 app.command("serve")(serve.serve)
 
