@@ -8,12 +8,15 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
+
+from packaging.version import InvalidVersion, Version
 
 from kernelhub.backend import BACKENDS
 from kernelhub.buildpath import METADATA, SIGNATURE, check_paths
-from kernelhub.errors import InvalidMetadata, InvalidPath, InvalidRequest
+from kernelhub.errors import InvalidMetadata, InvalidPath, InvalidRequest, shown
 from kernelhub.request import checked_repo_id
 from kernelhub.revision import MAX_VERSION, Revision
 
@@ -31,8 +34,13 @@ _UPSTREAM_SCHEMES = ("", "https", "http", "git", "ssh")
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_.][a-z0-9]+)*", re.ASCII)
 _ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}", re.ASCII)
+# A string that is never closed ends with the text: were it no match, the search would start anew at each quote.
+_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
+_ESCAPE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
+    re.ASCII | re.DOTALL,
+)
+_LONGEST_INTEGER = 20
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,12 @@ class Metadata:
     archs: tuple[str, ...] = ()
     digest: Digest | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    kernels_minver: str | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is worth saying about a build that is accepted all the same."""
+        return () if self.license else ("the kernel states no license",)
 
     @classmethod
     def parse(cls, data: bytes, origin: str = "") -> Metadata:
@@ -91,16 +105,18 @@ def seal(files: Mapping[str, bytes], facts: Mapping[str, Any]) -> bytes:
 
 def _parse_json(data: bytes, origin: str) -> dict[str, Any]:
     text = _decode(data, origin)
+    if not text.strip():
+        raise InvalidMetadata(text, f"empty ({len(data)} bytes)", "a JSON object with name, id, ...", origin)
     if _depth(text) > _MAX_DEPTH:
         raise InvalidMetadata("...", f"nested deeper than {_MAX_DEPTH} levels", "a flat JSON object", origin)
     try:
-        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        document = json.loads(
+            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_int=_read_integer
+        )
     except json.JSONDecodeError as error:
         raise InvalidMetadata("...", f"{error.msg} at {error.lineno}:{error.colno}", "JSON", origin) from None
     except InvalidMetadata as error:
         raise InvalidMetadata(error.value, error.problem, error.expected, origin) from None
-    except ValueError as error:  # an integer with more digits than Python converts
-        raise InvalidMetadata("...", str(error), "integers of a few digits", origin) from None
     if not isinstance(document, dict) or not document:
         raise InvalidMetadata(document, "not a filled JSON object", "a JSON object with name, id, ...", origin)
     _refuse_surrogates(document, text, origin)
@@ -131,7 +147,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for key, value in pairs:
         if key in keys:
-            raise InvalidMetadata(key, f"duplicate key {key!r}", "each key once")
+            raise InvalidMetadata(key, f"duplicate key {shown(key)}", "each key once")
         keys[key] = value
     return keys
 
@@ -140,11 +156,15 @@ def _refuse_constant(name: str) -> Any:
     raise InvalidMetadata(name, f"{name} is not JSON", "a number")
 
 
+def _read_integer(text: str) -> int | Decimal:
+    """An int; ``-0`` and what is too long for any key stay as written, for the key's own check to refuse."""
+    return Decimal(text) if text == "-0" or len(text) > _LONGEST_INTEGER else int(text)
+
+
 def _refuse_surrogates(document: object, text: str, origin: str) -> None:
     for string in _strings(document):
         if not string.isascii() and any("\ud800" <= character <= "\udfff" for character in string):
-            match = _SURROGATE.search(text)
-            start = match.start() if match else 0
+            start = next((match.start() for match in _ESCAPE.finditer(text) if match["lone"]), 0)
             line, column = text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
             raise InvalidMetadata(string, f"lone surrogate at {line}:{column}", "valid Unicode", origin)
 
@@ -179,6 +199,7 @@ def _read(document: dict[str, Any]) -> Metadata:
         archs=archs,
         digest=digest,
         provenance=_read_object(document, "provenance"),
+        kernels_minver=_read_minver(document.get("kernels-minver")),
     )
 
 
@@ -240,9 +261,27 @@ def _read_version(value: object) -> int | None:
 
 
 def _read_upstream(value: str | None) -> str | None:
-    if value is not None and urlsplit(value).scheme not in _UPSTREAM_SCHEMES:
-        raise InvalidMetadata(value, "scheme of 'upstream'", "an https address")
+    try:
+        scheme = urlsplit(value or "").scheme
+    except ValueError as error:
+        raise InvalidMetadata(value, f"key 'upstream': {error}", "an https address") from None
+    if scheme not in _UPSTREAM_SCHEMES:
+        raise InvalidMetadata(value, f"scheme {scheme!r} of 'upstream'", "an https address")
     return value
+
+
+def _read_minver(value: object) -> str | None:
+    """The oldest version of the ``kernels`` package that the build says it needs: shown, never compared with ours."""
+    if value is None:
+        return None
+    try:
+        return str(Version(value)) if isinstance(value, str) else _refuse_minver(value)
+    except InvalidVersion:
+        return _refuse_minver(value)
+
+
+def _refuse_minver(value: object) -> NoReturn:
+    raise InvalidMetadata(value, "key 'kernels-minver'", "a version such as 0.17.0")
 
 
 def _read_backend(value: object, *, required: bool) -> tuple[str | None, tuple[str, ...]]:
@@ -268,7 +307,8 @@ def _read_dependency(value: object) -> KernelDependency:
 def _read_digest(value: object) -> Digest | None:
     if value is None:
         return None
-    if not isinstance(value, dict) or value.get("algorithm") not in _ALGORITHMS:
+    algorithm = value.get("algorithm") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
         raise InvalidMetadata(value, "key 'digest.algorithm'", f"one of {', '.join(_ALGORITHMS)}")
     files = value.get("files")
     if not isinstance(files, dict) or len(files) > _MAX_FILES:
@@ -277,8 +317,8 @@ def _read_digest(value: object) -> Digest | None:
     for path in (METADATA, SIGNATURE):
         if path in files:
             raise InvalidMetadata(path, "key 'digest.files' lists the metadata itself", "the build's other files")
-    size = _ALGORITHMS[value["algorithm"]]
-    return Digest(value["algorithm"], {path: _read_hash(path, files[path], size) for path in files})
+    size = _ALGORITHMS[algorithm]
+    return Digest(algorithm, {path: _read_hash(path, files[path], size) for path in files})
 
 
 def _read_hash(path: str, value: object, size: int) -> bytes:

@@ -142,7 +142,8 @@ class KernelRequest:
             raise InvalidRequest(str(self), "a revision in the string and one beside it", "one of them")
         if version is not None:
             return replace(self, revision=Revision.version(version))
-        return replace(self, revision=Revision.parse(revision))  # type: ignore[arg-type]  # not None: see above
+        assert revision is not None
+        return replace(self, revision=Revision.parse(revision))
 
 
 def checked_repo_id(text: str) -> str:

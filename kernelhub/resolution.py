@@ -246,7 +246,7 @@ def find_commit(repo_id: str, revision: Revision, index: Index) -> str:
     commit = _look_up(revision, refs) or _look_up(revision, refs := index.refs(repo_id, refresh=True))
     if commit is not None:
         return commit
-    if revision.may_be_short_commit or revision.is_pull_request:
+    if revision.may_be_short_commit or revision.is_pull_request or refs.pins:  # a lock refuses by itself
         return index.commit(repo_id, revision.text)
     raise RevisionNotFound(repo_id, str(revision), list(refs.versions), sorted(refs.branches))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
@@ -12,6 +12,9 @@ from kernelhub.reporter import Reporter
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+
+_PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 
 class ProgressReporter(Reporter):
@@ -40,13 +43,13 @@ class ProgressReporter(Reporter):
         self._progress.stop()
 
     def warn(self, message: str) -> None:
-        self._console.print(f"warning: {message}", markup=False, highlight=False)
+        self._console.print(f"warning: {message}", **_PLAIN)
 
     def download_started(self, build: str, files: int, size: int) -> None:
         with self._lock:
             self._tasks[build] = self._progress.add_task(build, total=size)
         if not self._console.is_terminal:
-            self._console.print(f"downloading {build}: {files} files, {size} bytes", markup=False, highlight=False)
+            self._console.print(f"downloading {build}: {files} files, {size} bytes", **_PLAIN)
 
     def download_advanced(self, build: str, size: int) -> None:
         with self._lock:
@@ -54,4 +57,4 @@ class ProgressReporter(Reporter):
 
     def download_finished(self, build: str) -> None:
         if not self._console.is_terminal:
-            self._console.print(f"stored {build}", markup=False, highlight=False)
+            self._console.print(f"stored {build}", **_PLAIN)
