@@ -1,0 +1,201 @@
+"""Binding: give one module another forward, and take it away again without a trace.
+
+Only the module's own ``__dict__`` is written: a bound method as its ``forward``, and a record under one private name.
+Parameters, hooks, buffers and the class stay as they are, and ``nn.Module.__call__`` runs hooks as before.
+
+- ``copy.deepcopy`` copies the record, so the copy can be unbound on its own.
+- Pickle writes the record as a plain string (no import of kernelhub when loading) and a bound method as "the forward
+  of that module": an unpickled module runs the forward of its class, and ``unbind`` removes the leftovers.
+- ``accelerate`` keeps the forward that its hook wraps in ``_old_forward``: there the kernel goes below the hook.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from dataclasses import dataclass, replace
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import nn
+
+    from kernelhub.layers.report import Report, Row
+
+RECORD = "_kernelhub"
+FORWARD = "forward"
+_HOOKED_FORWARD = "_old_forward"
+_HOOK = "_hf_hook"
+
+_logger = logging.getLogger("kernelhub")
+
+
+@dataclass(frozen=True, eq=False)
+class BoundLayer:
+    """What kernelhub left in one module.
+
+    ``slot`` is the key of ``__dict__`` that holds the bound ``forward`` (empty: none was bound here), ``before`` what
+    it held earlier (None: nothing), ``rows`` the facts for the report, ``report`` that of the model rooted here.
+    """
+
+    slot: str = ""
+    forward: FunctionType | None = None
+    before: Any = None
+    rows: tuple[Row, ...] = ()
+    report: Report | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BoundLayer:
+        return replace(self, before=copy.deepcopy(self.before, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the slot to empty when cleaning up; a slot that was in use keeps its unpickled forward."""
+        return str, (self.slot if self.before is None else "",)
+
+
+def record_of(module: nn.Module) -> BoundLayer | None:
+    """The record of a module; None where kernelhub left nothing, or only the leftovers of a pickle."""
+    record = vars(module).get(RECORD)
+    return record if isinstance(record, BoundLayer) else None
+
+
+def is_bound(module: nn.Module) -> bool:
+    """Does this module run a kernel now, be it below a wrapper that others put around it (mixed precision)?"""
+    record = record_of(module)
+    if record is None or record.forward is None:
+        return False
+    return any(_leads_to(vars(module).get(slot), record.forward) for slot in (FORWARD, _HOOKED_FORWARD))
+
+
+def occupied(module: nn.Module) -> str | None:
+    """Why a module cannot be bound although a kernel may fit, or None: something else replaced its forward."""
+    record = record_of(module)
+    forward = vars(module).get(_slot(module))
+    ours = record is not None and _slot_in_use(module, record) is not None
+    if forward is None or ours or getattr(forward, "__func__", None) is type(module).forward:
+        return None
+    name = getattr(forward, "__qualname__", type(forward).__qualname__)
+    return f"its forward was already replaced on the instance (by {name}), undo that first"
+
+
+def bind(module: nn.Module, forward: FunctionType, rows: tuple[Row, ...] = ()) -> None:
+    """Let ``module`` run ``forward(module, ...)`` until ``unbind``. The module must not be bound yet."""
+    slot = _slot(module)
+    state = vars(module)
+    record = BoundLayer(slot, forward, state.get(slot), rows)
+    state[slot] = MethodType(forward, module)
+    state[RECORD] = record
+
+
+def keep_report(model: nn.Module, report: Report) -> None:
+    """Store the report of a whole model in its root module, where ``unbind`` removes it."""
+    state = vars(model)
+    state[RECORD] = replace(state.get(RECORD, BoundLayer()), report=report)
+
+
+def unbind(module: nn.Module) -> None:
+    """Exact inverse of ``bind`` and ``keep_report``; does nothing to a module that has neither.
+
+    What others put in place of the bound forward, or around it, is never thrown away: the log says so.
+    """
+    state = vars(module)
+    bound = is_bound(module)
+    record = state.pop(RECORD, None)
+    if isinstance(record, str):
+        state.pop(record, None)
+    elif record is not None and record.forward is not None and not _restore(module, record):
+        name = type(module).__name__
+        if bound:
+            state[RECORD] = record
+            _logger.warning("a %s still runs its kernel, inside a wrapper around its forward: undo that first", name)
+        else:
+            _logger.warning("the forward of a bound %s was replaced later and is kept", name)
+
+
+def suspend(module: nn.Module) -> dict[str, Any]:
+    """Unbind, and return what ``vars(module).update`` needs to bind again exactly as it was."""
+    state = vars(module)
+    kept = {key: state[key] for key in (FORWARD, _HOOKED_FORWARD, RECORD) if key in state}
+    unbind(module)
+    return kept
+
+
+def _restore(module: nn.Module, record: BoundLayer) -> bool:
+    """Put back what was there before; False if the bound forward is not where it was put."""
+    state = vars(module)
+    slot = _slot_in_use(module, record)
+    if slot is None:
+        return False
+    if record.before is not None:
+        state[slot] = record.before
+    elif slot == FORWARD:
+        del state[slot]
+    else:
+        # A hook was added while the kernel was bound, and holds it as the forward to call.
+        state[slot] = MethodType(type(module).forward, module)
+    return True
+
+
+def _slot(module: nn.Module) -> str:
+    hooked = _HOOK in vars(module) and _HOOKED_FORWARD in vars(module)
+    return _HOOKED_FORWARD if hooked else FORWARD
+
+
+def _slot_in_use(module: nn.Module, record: BoundLayer) -> str | None:
+    state = vars(module)
+    slots = (record.slot, FORWARD, _HOOKED_FORWARD) if record.forward is not None else ()
+    return next((slot for slot in slots if getattr(state.get(slot), "__func__", None) is record.forward), None)
+
+
+def _leads_to(forward: Any, kernel: object) -> bool:
+    while forward is not None and getattr(forward, "__func__", forward) is not kernel:
+        forward = getattr(forward, "__wrapped__", None)
+    return forward is not None
+
+
+def forward_calling(forward: FunctionType, replaced: Mapping[str, Callable[..., Any]]) -> FunctionType:
+    """A copy of ``forward`` that finds other objects under some global names; the original is not touched.
+
+    The copy sees the other globals as they are now. It has no global ``__name__``: with one, torch.compile would look
+    the names up, or guard them, in the module of that name, where the original function still stands.
+    """
+    scope = {**forward.__globals__, **replaced}
+    scope.pop("__name__", None)
+    return _twin(forward, scope)
+
+
+def forward_from(function: Callable[..., Any]) -> FunctionType:
+    """A forward that passes its arguments to a plain function, for modules without state."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return cast("FunctionType", forward)
+
+
+def without_training(function: FunctionType) -> FunctionType:
+    """A forward for kernels without backward: in training mode the module runs the forward of its class."""
+
+    @functools.wraps(function)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self.training:
+            return type(self).forward(self, *args, **kwargs)
+        return function(self, *args, **kwargs)
+
+    return cast("FunctionType", forward)
+
+
+def named_forward(function: FunctionType) -> FunctionType:
+    """The function, named ``forward``: pickle writes a bound method by the name of its function."""
+    return function if function.__name__ == FORWARD else _twin(function, function.__globals__)
+
+
+def _twin(function: FunctionType, scope: dict[str, Any]) -> FunctionType:
+    twin = FunctionType(function.__code__, scope, FORWARD, function.__defaults__, function.__closure__)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    twin.__annotations__ = function.__annotations__
+    twin.__module__, twin.__qualname__, twin.__doc__ = function.__module__, function.__qualname__, function.__doc__
+    vars(twin).update(vars(function))
+    return twin

@@ -1,0 +1,183 @@
+"""Decision: what shall become of each layer, before anything is changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from kernelhub.config import ANY_DEVICE
+from kernelhub.errors import ContractMismatch, KernelHubError
+from kernelhub.layers.binding import occupied
+from kernelhub.layers.contract import function_mismatch, mismatch, mode_mismatch
+from kernelhub.layers.report import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import nn
+
+    from kernelhub.config import KernelChoice, LayerEntry
+    from kernelhub.layers.discovery import Target
+    from kernelhub.mode import Mode
+
+
+LEFT_ALONE = "left alone by the config"
+
+
+class LoadedSymbol(NamedTuple):
+    """A layer class or function of a kernel, and where it comes from (``org/repo@commit``)."""
+
+    value: Any
+    kernel: str
+    variant: str
+    symbol: str
+
+
+class PlannedSymbol(NamedTuple):
+    """What would be loaded: the same facts as ``LoadedSymbol``, without the code."""
+
+    kernel: str
+    variant: str
+    symbol: str
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """One row of the report to be. ``error`` is what a strict call raises if its entry binds nothing at all."""
+
+    target: Target
+    row: Row
+    value: Any = None
+    error: KernelHubError | None = None
+
+    @property
+    def accepted(self) -> bool:
+        return self.row.state != "skipped"
+
+    def skip(self, reason: str) -> Decision:
+        return replace(self, row=replace(self.row, state="skipped", reason=reason), value=None)
+
+
+class Decider:
+    """Decides for the layers of one model. ``obtain`` is asked once for each kernel and backend.
+
+    ``forgiven`` is the class of errors that make a layer skipped; others leave ``decide`` as they are.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mode: Mode,
+        backend_of: Callable[[torch.device], str],
+        obtain: Callable[[KernelChoice, str], LoadedSymbol | PlannedSymbol],
+        forgiven: Callable[[KernelHubError], bool],
+    ) -> None:
+        self._mode = mode
+        self._backend_of = backend_of
+        self._obtain = obtain
+        self._forgiven = forgiven
+        self._device = next(_devices(model), torch.device("cpu"))
+        self._obtained: dict[tuple[KernelChoice, str], LoadedSymbol | PlannedSymbol | KernelHubError] = {}
+
+    def decide(self, entry: LayerEntry, target: Target) -> Decision:
+        """What becomes of one layer, with the reason when it is skipped."""
+        decision = Decision(target, Row(target.title, entry.layer, mode=self._mode.value))
+        if target.owner:
+            return decision.skip(f"served by the entry {target.owner!r}")
+        device = _device_of(target.module, self._device)
+        if isinstance(device, str):
+            return decision.skip(device)
+        backend = self._backend_of(device)
+        choice = entry.choose(backend, self._mode)
+        if choice is None:
+            return decision.skip(_unchosen(entry, backend, self._mode))
+        return self._with_kernel(decision, choice, backend)
+
+    def _with_kernel(self, decision: Decision, choice: KernelChoice, backend: str) -> Decision:
+        named = replace(decision, row=replace(decision.row, kernel=str(choice), symbol=choice.request.symbol or ""))
+        if reason := decision.target.misfit or occupied(decision.target.module):
+            return _refused(named, reason)
+        found = self._once(choice, backend)
+        if isinstance(found, KernelHubError):
+            return replace(named.skip(str(found)), error=found)
+        return self._checked(named, found)
+
+    def _once(self, choice: KernelChoice, backend: str) -> LoadedSymbol | PlannedSymbol | KernelHubError:
+        key = (choice, backend)
+        if key not in self._obtained:
+            try:
+                self._obtained[key] = self._obtain(choice, backend)
+            except KernelHubError as error:
+                if not self._forgiven(error):
+                    raise
+                self._obtained[key] = error
+        return self._obtained[key]
+
+    def _checked(self, decision: Decision, found: LoadedSymbol | PlannedSymbol) -> Decision:
+        row = replace(decision.row, kernel=found.kernel, variant=found.variant, symbol=found.symbol)
+        if isinstance(found, PlannedSymbol):
+            return replace(decision, row=replace(row, state="would bind"))
+        decision = replace(decision, row=replace(row, state="bound"), value=found.value)
+        if reason := _misfit(found.value, decision.target):
+            return _refused(decision, reason)
+        reason = mode_mismatch(found.value, self._mode)
+        return decision.skip(reason) if reason else decision
+
+
+def settle(decisions: Sequence[Decision]) -> list[Decision]:
+    """Skip functions inside a forward that is replaced as a whole: only one of the two can take effect."""
+    whole = {id(each.target.module): each.row.layer for each in decisions if each.accepted and not each.target.function}
+    return [
+        decision.skip(f"its whole forward is replaced by the entry {whole[id(decision.target.module)]!r}")
+        if decision.accepted and decision.target.function and id(decision.target.module) in whole
+        else decision
+        for decision in decisions
+    ]
+
+
+def original_of(target: Target) -> Any:
+    """The function that a function target replaces."""
+    return type(target.module).forward.__globals__[target.function]
+
+
+def _misfit(kernel: Any, target: Target) -> str | None:
+    return function_mismatch(kernel, original_of(target)) if target.function else mismatch(kernel, target.module)
+
+
+def _refused(decision: Decision, reason: str) -> Decision:
+    target, row = decision.target, decision.row
+    layer = type(target.module).__name__
+    kernel = f"{row.kernel}:{row.symbol}" if row.variant else row.kernel
+    return replace(decision.skip(reason), error=ContractMismatch(target.title, layer, kernel, reason))
+
+
+def _unchosen(entry: LayerEntry, backend: str, mode: Mode) -> str:
+    table = dict(entry.choices)
+    device = backend if backend in entry.devices else ANY_DEVICE
+    if any((device, step) in table for step in mode.lookup):
+        return LEFT_ALONE
+    if device in entry.devices:
+        return f"the config has no kernel for {backend} in {mode.value} mode"
+    return f"the config has no kernel for {backend}"
+
+
+def _device_of(module: nn.Module, fallback: torch.device) -> torch.device | str:
+    """The device of a module, or the reason why it has none to choose a kernel for."""
+    devices = {device.type: device for device in _devices(module)} or {fallback.type: fallback}
+    if "meta" in devices:
+        return "on the meta device: it has no weights yet"
+    if len(devices) > 1:
+        return f"its parameters are on several kinds of device ({', '.join(devices)})"
+    return next(iter(devices.values()))
+
+
+def _devices(module: nn.Module) -> Iterator[torch.device]:
+    parameters = (parameter.device for parameter in module.parameters())
+    first = next(parameters, None)
+    if first is None:
+        yield from (buffer.device for buffer in module.buffers())
+    else:
+        yield first
+        yield from parameters

@@ -1,0 +1,191 @@
+"""Discovery: which modules of a model each entry of a config means.
+
+The key of an entry is, in this order of precedence for one module:
+
+1. a module path or path pattern: it has a ``.`` or ``*``, or means nothing as a name but equals a path (``norm``);
+2. a layer name that modules are marked with (``marker.mark_of``), or functions attached in ``_kernel_funcs``;
+3. without such marks in this model, a structure (``structure.STRUCTURES``) or a function that a forward calls;
+4. without those, a class name or the end of one (``names.names_class``).
+
+So an exact path wins over a pattern, a pattern over a name, and among equals the entry that comes first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import nn
+
+from kernelhub.layers.marker import mark_of
+from kernelhub.layers.names import matches_path, names_class, short_names
+from kernelhub.layers.structure import FUNCTIONS, STRUCTURES, calls_function, global_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from kernelhub.config import LayerEntry
+
+ROOT = "(model)"
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """One module that an entry means.
+
+    ``function`` names the global function to replace inside the module's forward; empty: replace its whole forward.
+    ``misfit`` says why the module is only nearly what the entry means; ``owner`` is the entry that serves it instead.
+    """
+
+    path: str
+    module: nn.Module
+    layer: str
+    function: str = ""
+    misfit: str = ""
+    owner: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "function" if self.function else "module"
+
+    @property
+    def title(self) -> str:
+        """The path for people: the model itself has the empty path."""
+        return self.path or ROOT
+
+
+class Discovery(NamedTuple):
+    """The targets of each entry, by its key, and all layer names that the model answers to."""
+
+    targets: Mapping[str, Sequence[Target]]
+    names: Sequence[str]
+
+
+class _Place(NamedTuple):
+    path: str
+    module: nn.Module
+    again: bool  # the same module was met under another path before
+
+
+def discover(model: nn.Module, entries: Iterable[LayerEntry]) -> Discovery:
+    """Find the targets of each entry, in the order of ``model.named_modules()``; changes nothing."""
+    places = _places(model)
+    entries = tuple(entries)
+    found = {entry.layer: tuple(_targets(entry, places)) for entry in entries}
+    ranks = {entry.layer: _rank(entry, found[entry.layer]) for entry in entries}
+    return Discovery(_owned(found, ranks), layer_names(model))
+
+
+def layer_names(model: nn.Module) -> tuple[str, ...]:
+    """The layer names that an entry for this model may use: marks, structures, and short class names."""
+    places = [place for place in _places(model) if not place.again]
+    marks = [name for place in places for name in _marks(place.module)]
+    structures = [key for key in (*STRUCTURES, *FUNCTIONS) if not all(t.misfit for t in _by_structure(key, places))]
+    # A class that leaves forward to nn.Module (ModuleList) is a container, not a layer.
+    classes = [type(place.module) for place in places if type(place.module).forward is not nn.Module.forward]
+    return tuple(dict.fromkeys([*marks, *structures, *short_names(classes)]))
+
+
+def function_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The functions that transformers turned into modules and attached to this one, by layer name."""
+    attached = vars(module).get("_kernel_funcs")
+    if isinstance(attached, dict):
+        yield from ((key, value) for key, value in attached.items() if isinstance(value, nn.Module))
+
+
+def _places(model: nn.Module) -> list[_Place]:
+    seen: set[int] = set()
+    places = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        places.append(_Place(path, module, id(module) in seen))
+        seen.add(id(module))
+    return places
+
+
+def _targets(entry: LayerEntry, places: Sequence[_Place]) -> Iterable[Target]:
+    if entry.is_path:
+        return _by_path(entry.layer, places)
+    found = [tuple(rule(entry.layer, places)) for rule in (_by_mark, _by_structure, _by_class_name, _by_path)]
+    fitting = (targets for targets in found if any(not target.misfit for target in targets))
+    return next(fitting, ()) or next(filter(None, found), ())
+
+
+def _by_path(key: str, places: Sequence[_Place]) -> Iterator[Target]:
+    named: dict[int, Target] = {}
+    for place in places:
+        if matches_path(key, place.path):
+            named.setdefault(id(place.module), Target(place.path, place.module, key))
+    yield from named.values()
+
+
+def _by_mark(key: str, places: Sequence[_Place]) -> Iterator[Target]:
+    for place in places:
+        if place.again:
+            continue
+        if mark_of(place.module) == key:
+            yield Target(place.path, place.module, key)
+        for name, function in function_modules(place.module):
+            if key in (name, mark_of(function)):
+                yield _function_target(place, key, function)
+
+
+def _function_target(place: _Place, key: str, function: nn.Module) -> Target:
+    """Replace the function inside this one module where its forward loads it, else in the wrapper itself.
+
+    The wrapper is shared by all models of the process: the last ``kernelize`` decides what it runs.
+    """
+    name = global_name(place.module, function)
+    if name is None:
+        return Target(f"{place.path}.{key}".lstrip("."), function, key)
+    return Target(place.path, place.module, key, name)
+
+
+def _by_structure(key: str, places: Sequence[_Place]) -> Iterator[Target]:
+    recognise = _recogniser(key)
+    for place in places:
+        answer = False if place.again else recognise(place.module)
+        if answer:
+            misfit = answer if isinstance(answer, str) else ""
+            yield Target(place.path, place.module, key, FUNCTIONS.get(key, ""), misfit)
+
+
+def _recogniser(key: str) -> Callable[[nn.Module], bool | str]:
+    if key in FUNCTIONS:
+        return lambda module: calls_function(module, FUNCTIONS[key])
+    return STRUCTURES.get(key, lambda module: False)
+
+
+def _by_class_name(key: str, places: Sequence[_Place]) -> Iterator[Target]:
+    for place in places:
+        if not place.again and names_class(key, type(place.module).__name__):
+            yield Target(place.path, place.module, key)
+
+
+def _marks(module: nn.Module) -> list[str]:
+    functions = [mark_of(function) or key for key, function in function_modules(module)]
+    mark = mark_of(module)
+    return [mark, *functions] if mark else functions
+
+
+def _rank(entry: LayerEntry, targets: Sequence[Target]) -> int:
+    if "*" in entry.layer:
+        return 1
+    return 0 if any(target.path == entry.layer for target in targets) else 2
+
+
+def _owned(found: Mapping[str, Sequence[Target]], ranks: Mapping[str, int]) -> dict[str, tuple[Target, ...]]:
+    owners: dict[tuple[int, str], str] = {}
+    for key in sorted(found, key=ranks.__getitem__):
+        for target in found[key]:
+            if not target.misfit:
+                owners.setdefault((id(target.module), target.function), key)
+    return {key: tuple(_with_owner(targets, key, owners)) for key, targets in found.items()}
+
+
+def _with_owner(targets: Sequence[Target], key: str, owners: Mapping[tuple[int, str], str]) -> Iterator[Target]:
+    fits_some = any(not target.misfit for target in targets)
+    for target in targets:
+        owner = owners.get((id(target.module), target.function), key)
+        if target.misfit and fits_some and owner != key:
+            continue  # a SiLU MLP is no news to the GELU entry while another entry serves it
+        yield target if owner == key else replace(target, owner="" if target.misfit else owner)

@@ -1,0 +1,115 @@
+"""Report: what became of each layer that a config means, and why."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+State = Literal["bound", "would bind", "skipped"]
+
+_STATES: tuple[State, ...] = ("bound", "would bind", "skipped")
+_HEADINGS = ("STATE", "MODULE", "LAYER", "KERNEL", "VARIANT OR REASON")
+_INDEX = re.compile(r"(?<![^.])[0-9]+(?![^.])")  # a whole path segment of digits
+_LONGEST_TEXT = 300
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one module.
+
+    ``layer`` is the key of the config entry, ``kernel`` is ``org/repo@commit`` (as written in the config when it was
+    not resolved), ``reason`` says why a layer was skipped, ``mode`` is a value of ``Mode``. ``module`` is the path in
+    the model, ``(model)`` for the model itself, and empty when the entry means nothing in it.
+    """
+
+    module: str
+    layer: str
+    kernel: str = ""
+    variant: str = ""
+    symbol: str = ""
+    state: State = "skipped"
+    reason: str = ""
+    mode: str = ""
+
+
+@dataclass(frozen=True)
+class Report(Sequence[Row]):
+    """The rows of one model, in the order of its config; ``str(report)`` is a table for people."""
+
+    rows: tuple[Row, ...] = ()
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def bound(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.state == "bound")
+
+    @property
+    def skipped(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.state == "skipped")
+
+    @property
+    def counts(self) -> dict[State, int]:
+        """Rows by state; states without rows count 0."""
+        counter = Counter(row.state for row in self.rows)
+        return {state: counter[state] for state in _STATES}
+
+    @property
+    def summary(self) -> str:
+        """The counts in words: ``9 bound, 2 skipped``."""
+        parts = [f"{number} {state}" for state, number in self.counts.items() if number]
+        return ", ".join(parts) or "nothing to bind"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"counts": self.counts, "rows": [asdict(row) for row in self.rows]}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        lines = _table([_HEADINGS, *map(_cells, _grouped(self.rows))]) if self.rows else []
+        return "\n".join([*lines, self.summary])
+
+
+def _grouped(rows: Iterable[Row]) -> list[Row]:
+    """Rows that differ only in layer numbers become one: ``model.layers.*.mlp (28)``."""
+    groups: dict[Row, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(replace(row, module=_INDEX.sub("*", row.module)), []).append(row)
+    return [
+        members[0] if len(members) == 1 else replace(group, module=f"{group.module} ({len(members)})")
+        for group, members in groups.items()
+    ]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    kernel = f"{row.kernel}:{row.symbol}" if row.symbol and row.kernel else row.kernel
+    cells = (row.state, row.module, row.layer, kernel, row.reason or row.variant)
+    return tuple(one_line(cell) or "-" for cell in cells)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def one_line(text: str) -> str:
+    """Text from a kernel's author as one line without control characters, cut to a length a table can hold."""
+    line = " ".join(text.split())
+    printable = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+    return printable if len(printable) <= _LONGEST_TEXT else f"{printable[:_LONGEST_TEXT]}..."

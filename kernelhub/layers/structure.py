@@ -1,0 +1,88 @@
+"""Layers told by what they are made of, for layer names that are no class name in the model.
+
+A recogniser answers True (this is such a layer), False, or a text: nearly, and why it is not.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+# Activations by the name of their class (torch.nn, transformers.activations) or function (torch.nn.functional).
+_SILU = ("SiLU", "SiLUActivation", "silu")
+_GELU = (
+    "GELU",
+    "GELUActivation",
+    "GELUTanh",
+    "PytorchGELUTanh",
+    "NewGELUActivation",
+    "FastGELUActivation",
+    "AccurateGELUActivation",
+    "gelu",
+)
+
+
+def _gated_mlp(module: nn.Module, activations: tuple[str, ...]) -> bool | str:
+    act_fn = getattr(module, "act_fn", None)
+    if act_fn is None or not all(isinstance(getattr(module, name, None), nn.Module) for name in _PROJECTIONS):
+        return False
+    name = _activation_name(act_fn)
+    return name in activations or f"its activation is {name}, not {activations[0]}"
+
+
+def _activation_name(act_fn: Any) -> str:
+    while isinstance(act_fn, functools.partial):
+        act_fn = act_fn.func
+    return type(act_fn).__name__ if isinstance(act_fn, nn.Module) else getattr(act_fn, "__name__", repr(act_fn))
+
+
+def _is_swiglu(module: nn.Module) -> bool | str:
+    return _gated_mlp(module, _SILU)
+
+
+def _is_geglu(module: nn.Module) -> bool | str:
+    return _gated_mlp(module, _GELU)
+
+
+def _is_causal_lm(module: nn.Module) -> bool | str:
+    base = getattr(module, "base_model_prefix", None)
+    parts = module._modules
+    return type(module).__name__.endswith("ForCausalLM") and "lm_head" in parts and base in parts
+
+
+STRUCTURES: dict[str, Callable[[nn.Module], bool | str]] = {
+    "SwiGLUMLP": _is_swiglu,
+    "GeGLUMLP": _is_geglu,
+    "ForCausalLM": _is_causal_lm,
+    "ForCausalLMLoss": _is_causal_lm,
+    "FusedLinearCrossEntropy": _is_causal_lm,
+}
+
+# Layer names that stand for a function which the forward of a layer calls, with the function's name there.
+FUNCTIONS = {"rotary_pos_emb": "apply_rotary_pos_emb"}
+
+
+def calls_function(module: nn.Module, name: str) -> bool | str:
+    """Does the own forward of the module's class load the global function ``name``?"""
+    forward = type(module).forward
+    inner = inspect.unwrap(forward)
+    if not isinstance(inner, FunctionType) or name not in inner.__code__.co_names or name not in inner.__globals__:
+        return False
+    return inner is forward or f"{type(module).__name__}.forward is wrapped by a decorator, which hides {name}"
+
+
+def global_name(module: nn.Module, value: object) -> str | None:
+    """The name under which the own forward of the module's class loads ``value``, or None."""
+    forward = type(module).forward
+    if not isinstance(forward, FunctionType) or hasattr(forward, "__wrapped__"):
+        return None
+    return next((name for name in forward.__code__.co_names if forward.__globals__.get(name) is value), None)
