@@ -10,13 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernelhub.api import Session, kernelize, load_kernel, plan, report, unkernelize
+    from kernelhub.api import kernelize, load_kernel, plan, report, unkernelize
     from kernelhub.config import KernelConfig
     from kernelhub.environment import Environment
     from kernelhub.errors import KernelHubError
     from kernelhub.layers.marker import use_kernel
     from kernelhub.mode import Mode
     from kernelhub.request import KernelRequest
+    from kernelhub.session import Session
 
 __version__ = "0.1.0"
 
@@ -42,7 +43,7 @@ _HOMES = {
     "KernelHubError": "errors",
     "KernelRequest": "request",
     "Mode": "mode",
-    "Session": "api",
+    "Session": "session",
     "kernelize": "api",
     "load_kernel": "api",
     "plan": "api",

@@ -1,170 +1,29 @@
-"""The steps wired once: parse, resolve, fetch, verify, load, bind. Everything public starts here."""
+"""The public functions: load a kernel, bind kernels to a model, restore it, tell what happened or would happen."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from kernelhub import setting
-from kernelhub.backend import device_backend
-from kernelhub.compatibility import select
 from kernelhub.config import KernelConfig
-from kernelhub.environment import Environment
-from kernelhub.errors import DigestMismatch, InvalidRequest
-from kernelhub.fetch import fetch
+from kernelhub.layers.symbol import LoadedSymbol, PlannedSymbol
 from kernelhub.loader import load, symbol
-from kernelhub.locked import LockedIndex, make_lock
-from kernelhub.lockfile import Lock
 from kernelhub.mode import Mode
-from kernelhub.recorded import RecordedIndex, RememberingIndex, fresh_seconds
-from kernelhub.reporter import Reporter
 from kernelhub.request import KernelRequest
-from kernelhub.resolution import Resolution, resolve
-from kernelhub.revision import RevisionKind
-from kernelhub.store import Store
+from kernelhub.session import Session
 from kernelhub.trust import TrustPolicy
-from kernelhub.verify import VerificationState, VerifiedBuild, verify_folder, verify_stored
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Hashable, Mapping
 
-    import torch
     from torch import nn
 
     from kernelhub.config import KernelChoice
-    from kernelhub.index import Index
-    from kernelhub.layers.kernelize import LoadedSymbol, PlannedSymbol
     from kernelhub.layers.report import Report
-
-Trust = bool | Iterable[str]
-
-
-class VersionRow(NamedTuple):
-    """One API version: its commit, how many builds it has, and the best build for the machine (None: none fits)."""
-
-    version: int
-    commit: str
-    builds: int
-    best: str | None
-
-
-@dataclass
-class Session:
-    """What the steps share: store, endpoint, environment, offline switch, reporter.
-
-    Args:
-        cache_dir: the store's folder; default ``KERNELHUB_CACHE``, ``KERNELS_CACHE`` or ``kernelhub`` under HF_HOME.
-        endpoint: the Hub's address; default ``HF_ENDPOINT`` or the public Hub.
-        offline: True opens no socket; None follows ``HF_HUB_OFFLINE``.
-        token: an access token, None for the one that is logged in, False for none.
-        environment: the machine to choose builds for; None detects this one.
-        lockfile: a lock that every load has to follow; None uses ``KERNELHUB_LOCK``, else ``kernelhub.lock`` in the
-            current folder if there is one; False loads without a lock.
-    """
-
-    cache_dir: Path | None = None
-    endpoint: str | None = None
-    offline: bool | None = None
-    token: str | bool | None = None
-    environment: Environment | None = None
-    lockfile: Path | Literal[False] | None = None
-    reporter: Reporter = field(default_factory=Reporter)
-
-    @cached_property
-    def store(self) -> Store:
-        return Store(self.cache_dir, self.endpoint)
-
-    @cached_property
-    def detected(self) -> Environment:
-        return self.environment or _this_machine()
-
-    def resolve(
-        self, request: KernelRequest, *, backend: str | None = None, trust: Trust | TrustPolicy = False
-    ) -> Resolution:
-        """The build that serves ``request``; downloads nothing but its metadata."""
-        policy = trust if isinstance(trust, TrustPolicy) else TrustPolicy.of(trust)
-        return resolve(request, self.detected.with_backend(backend), self._index(request), policy)
-
-    def trust_of(self, repo_id: str, policy: TrustPolicy) -> str:
-        """Why a repository's code may run; raises UntrustedPublisher when it may not."""
-        return policy.check(repo_id, self._index(KernelRequest(repo_id)), requested=True)
-
-    def backend_of(self, device: torch.device) -> str:
-        """The backend that serves a torch device: torch calls ROCm's devices ``cuda`` too."""
-        return device_backend(device.type, rocm=self.detected.backend.name == "rocm")
-
-    def versions(self, request: KernelRequest, *, backend: str | None = None) -> list[VersionRow]:
-        """The API versions of a repository in numeric order, each with the build that fits best."""
-        if request.repo_id is None:
-            raise InvalidRequest(str(request), "has no versions on the Hub", "org/name")
-        index, environment = self._index(request), self.detected.with_backend(backend)
-        rows = []
-        for version, commit in index.refs(request.repo_id).versions.items():
-            builds = index.builds(request.repo_id, commit)
-            best = select(builds, environment).best
-            rows.append(VersionRow(version, commit, len(builds), None if best is None else str(best)))
-        return rows
-
-    def obtain(self, resolution: Resolution) -> VerifiedBuild:
-        """The verified build of a resolution and of all it depends on, downloaded where needed."""
-        dependencies = tuple(self.obtain(dependency) for dependency in resolution.dependencies)
-        if resolution.folder is not None:
-            return self._checked_state(verify_folder(resolution, dependencies))
-        index = self._index(resolution.request)
-        stored = fetch(resolution, index, self.store, self.reporter)
-        try:
-            return self._checked_state(verify_stored(stored, resolution, dependencies))
-        except DigestMismatch as damage:
-            self.store.discard(stored)
-            self.reporter.warn(f"{damage} The stored copy was removed; fetching it again.")
-            stored = fetch(resolution, index, self.store, self.reporter)
-            return self._checked_state(verify_stored(stored, resolution, dependencies))
-
-    def _checked_state(self, build: VerifiedBuild) -> VerifiedBuild:
-        if build.state is VerificationState.UNVERIFIED:
-            self.reporter.warn(f"kernel build {build.build} lists no digests: its files are loaded unverified")
-        return build
-
-    @cached_property
-    def lock(self) -> Lock | None:
-        """The lock in force, or None."""
-        if self.lockfile is False:
-            return None
-        path = self.lockfile or setting.lock_path()
-        return None if path is None else Lock.read(path)
-
-    def make_lock(self, requests: Iterable[KernelRequest], *, trust: Trust = False) -> Lock:
-        """Lock requests at what they mean now, for every variant; answers are asked for anew."""
-        fresh = RememberingIndex(self.store, self._connect, self.reporter, max_age=0.0)
-        return make_lock(requests, fresh, TrustPolicy.of(trust))
-
-    def _index(self, request: KernelRequest) -> Index:
-        if self.lock is not None:
-            return LockedIndex(self.lock, self._source(pinned=True))
-        return self._source(pinned=request.revision is not None and request.revision.kind is RevisionKind.COMMIT)
-
-    def _source(self, *, pinned: bool) -> Index:
-        """The store alone when offline, else the store in front of the Hub; what is pinned never grows stale."""
-        if setting.offline() if self.offline is None else self.offline:
-            return RecordedIndex(self.store)
-        max_age = math.inf if pinned else fresh_seconds()
-        return RememberingIndex(self.store, self._connect, self.reporter, max_age)
-
-    def _connect(self) -> Index:
-        return self._hub
-
-    @cached_property
-    def _hub(self) -> Index:
-        # Imported when a request is about to be made: a warm or offline load does not pay for the HTTP stack.
-        from kernelhub.hub import HubIndex  # noqa: PLC0415
-
-        return HubIndex(self.endpoint, self.token)
-
-
-_this_machine = cache(Environment.detect)
+    from kernelhub.resolution import Resolution
+    from kernelhub.session import Trust
 
 
 def load_kernel(
@@ -253,7 +112,7 @@ def kernelize(
         model,
         _as_config(config),
         mode=_as_mode(mode),
-        load=lambda choice, backend: _load_choice(chosen, choice, backend, trust_remote_code),
+        load=_Kernels(chosen, trust_remote_code).load,
         backend_of=chosen.backend_of,
         strict=strict,
     )
@@ -291,7 +150,7 @@ def plan(
         model,
         _as_config(config),
         mode=_as_mode(mode),
-        resolve=lambda choice, backend: _plan_choice(chosen, choice, backend, trust_remote_code),
+        resolve=_Kernels(chosen, trust_remote_code).plan,
         backend_of=chosen.backend_of,
     )
 
@@ -304,22 +163,43 @@ def _as_mode(mode: Mode | str | None) -> Mode | None:
     return Mode(mode) if isinstance(mode, str) else mode
 
 
-def _resolve_choice(session: Session, choice: KernelChoice, backend: str, trust: Trust) -> Resolution:
-    allowed = TrustPolicy.of(trust).union(TrustPolicy.of(choice.trust_remote_code))
-    return session.resolve(choice.request, backend=backend, trust=allowed)
+class _Kernels:
+    """The kernels of one ``kernelize`` or ``plan``: each build is resolved and obtained once, whoever asks first."""
 
+    def __init__(self, session: Session, trust: Trust) -> None:
+        self._session = session
+        self._trust = TrustPolicy.of(trust)
+        self._lock = threading.Lock()
+        self._futures: dict[Hashable, Future[Any]] = {}
 
-def _load_choice(session: Session, choice: KernelChoice, backend: str, trust: Trust) -> LoadedSymbol:
-    from kernelhub.layers.kernelize import LoadedSymbol  # noqa: PLC0415  # as above
+    def load(self, choice: KernelChoice, backend: str) -> LoadedSymbol:
+        """The symbol of a choice, loaded."""
+        resolution = self._resolution(choice, backend)
+        build = self._once(("build", resolution.build), lambda: self._session.obtain(resolution))
+        name = choice.request.symbol or ""
+        return LoadedSymbol(symbol(build, name), resolution.kernel, resolution.variant, name)
 
-    resolution = _resolve_choice(session, choice, backend, trust)
-    name = choice.request.symbol or ""
-    value = symbol(session.obtain(resolution), name)
-    return LoadedSymbol(value, resolution.kernel, resolution.variant, name)
+    def plan(self, choice: KernelChoice, backend: str) -> PlannedSymbol:
+        """What ``load`` would load."""
+        resolution = self._resolution(choice, backend)
+        return PlannedSymbol(resolution.kernel, resolution.variant, choice.request.symbol or "")
 
+    def _resolution(self, choice: KernelChoice, backend: str) -> Resolution:
+        request = replace(choice.request, symbol=None)
+        policy = self._trust.union(TrustPolicy.of(choice.trust_remote_code))
+        resolution: Resolution = self._once(
+            (request, backend, policy), lambda: self._session.resolve(request, backend=backend, trust=policy)
+        )
+        return resolution
 
-def _plan_choice(session: Session, choice: KernelChoice, backend: str, trust: Trust) -> PlannedSymbol:
-    from kernelhub.layers.kernelize import PlannedSymbol  # noqa: PLC0415  # as above
-
-    resolution = _resolve_choice(session, choice, backend, trust)
-    return PlannedSymbol(resolution.kernel, resolution.variant, choice.request.symbol or "")
+    def _once(self, key: Hashable, work: Callable[[], Any]) -> Any:
+        """The result of ``work``, which the first thread to ask does and the others wait for."""
+        with self._lock:
+            first = key not in self._futures
+            future = self._futures.setdefault(key, Future())
+        if first:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+        return future.result()

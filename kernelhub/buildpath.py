@@ -38,17 +38,28 @@ def check_path(path: str) -> str:
 
 
 def check_paths(paths: Iterable[str]) -> None:
-    """Check every path, and that no two of them are the same file on a case-insensitive file system.
+    """Check every path, and that they can lie side by side, also on a case-insensitive file system.
 
     Raises:
-        InvalidPath: the first offending path.
+        InvalidPath: the first offending path: names a file or folder that differs from another one in letter case
+            only, or a file that is also a folder.
     """
     seen: dict[str, str] = {}
+    files: set[str] = set()
+    folders: set[str] = set()
     for path in paths:
         check_path(path)
-        twin = seen.setdefault(path.casefold(), path)
-        if twin != path:
-            raise InvalidPath(path, f"same name as {twin!r} but for letter case", "names that differ in more than case")
+        segments = path.split("/")
+        parents = {"/".join(segments[:depth]) for depth in range(1, len(segments))}
+        for name in (*sorted(parents), path):
+            twin = seen.setdefault(name.casefold(), name)
+            if twin != name:
+                expected = "names that differ in more than case"
+                raise InvalidPath(path, f"same name as {twin!r} but for letter case", expected)
+        files.add(path)
+        folders |= parents
+        if path in folders or not files.isdisjoint(parents):
+            raise InvalidPath(path, "a file and a folder of one name", "each name once")
 
 
 def is_bytecode(path: str) -> bool:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernelhub.errors import InvalidVariant
+from kernelhub.errors import InvalidVariant, shown
 from kernelhub.variant import STABLE_ABI, TORCH, TVM_FFI, UNIVERSAL, Variant
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ Check = Callable[[Variant, "Environment"], "str | None"]
 
 _FIRST_ABI3_FREE_THREADED = (3, 15)
 _FIRST_METAL_MACOS = 26
+_SHOWN_ARCHS = 20
 _ARCH = re.compile(r"(?P<major>[0-9]{1,3})\.(?P<minor>[0-9])(?P<suffix>[af]?)(?P<ptx>\+PTX)?", re.ASCII)
+_GFX = re.compile(r"(?P<name>gfx[0-9a-f]{3,5})(?::[a-z]+[+-])*", re.ASCII)
 
 
 class Rejection(NamedTuple):
@@ -51,18 +53,32 @@ def select(names: Iterable[str], environment: Environment) -> Selection:
     accepted: list[Variant] = []
     rejected: list[Rejection] = []
     unknown: list[InvalidVariant] = []
-    for name in sorted(names):
+    ordered = sorted(names)
+    twins = _twins(ordered)
+    for name in ordered:
         try:
             variant = Variant.parse(name)
         except InvalidVariant as error:
             unknown.append(error)
             continue
-        reason = first_reason(variant, environment)
+        reason = twins.get(name) or first_reason(variant, environment)
         if reason is None:
             accepted.append(variant)
         else:
             rejected.append(Rejection(variant, reason))
     return Selection(tuple(sorted(accepted, key=preference)), tuple(rejected), tuple(unknown))
+
+
+def _twins(names: Sequence[str]) -> dict[str, str]:
+    """Names that are one folder on a case-insensitive file system, each with a reason that tells the other (S-12)."""
+    seen: dict[str, str] = {}
+    twins: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.casefold(), name)
+        if other != name:
+            twins[name] = f"same folder as {shown(other)} where file names ignore letter case"
+            twins[other] = f"same folder as {shown(name)} where file names ignore letter case"
+    return twins
 
 
 def first_reason(variant: Variant, environment: Environment) -> str | None:
@@ -71,15 +87,15 @@ def first_reason(variant: Variant, environment: Environment) -> str | None:
 
 
 def preference(variant: Variant) -> tuple[object, ...]:
-    """Sort key, best first: stable ABI (newest), Torch-specific (untagged ABI first), tvm-ffi, noarch, universal;
+    """Sort key, best first: stable ABI (newest), Torch without ABI tag, Torch with one, tvm-ffi, noarch, universal;
     inside a class the highest backend version."""
     release = variant.release or (0, 0)
     backend = (variant.backend and variant.backend.release) or (0, 0)
     return (
         _preference_class(variant),
         (-release[0], -release[1]),
-        (-backend[0], -backend[1]),
         variant.abi is not None,
+        (-backend[0], -backend[1]),
         str(variant),
     )
 
@@ -166,8 +182,10 @@ def check_metal(variant: Variant, environment: Environment) -> str | None:
     """Metal builds need macOS 26 or newer."""
     if variant.backend is None or variant.backend.name != "metal":
         return None
-    if environment.macos is not None and environment.macos.major < _FIRST_METAL_MACOS:
-        return f"Metal builds need macOS {_FIRST_METAL_MACOS}, here is {environment.macos}"
+    if environment.macos is None:
+        return f"Metal builds need macOS {_FIRST_METAL_MACOS} or newer, the version here is unknown"
+    if environment.macos.major < _FIRST_METAL_MACOS:
+        return f"Metal builds need macOS {_FIRST_METAL_MACOS} or newer, here is {environment.macos}"
     return None
 
 
@@ -208,35 +226,64 @@ class ArchVerdict(NamedTuple):
 
 
 def judge_archs(archs: Sequence[str], environment: Environment) -> ArchVerdict:
-    """Does a build that lists ``archs`` cover the first visible device of this machine?
+    """Does a build that lists ``archs`` cover every visible device of this machine?
 
     ``9.0`` covers the same major with that minor or newer, ``9.0a`` exactly 9.0, ``10.0f`` the same major with
     that minor or newer, ``9.0+PTX`` that or anything newer; ROCm compares gfx names without feature flags.
     An unknown spelling cannot be judged: it is accepted with a note.
+
+    Every device, because one process binds one build and may then run it on any of them (``device_map="auto"``): a
+    build for the first device only would fail at its first launch on the second. Whoever uses one device of a mixed
+    machine hides the others; the reason says how. A build that covers them all is chosen where there is one.
     """
-    if not archs or not environment.gpus:
+    if not archs:
         return ArchVerdict()
-    device = environment.gpus[0]
-    verdicts = [_covers(arch, device.arch) for arch in archs]
+    verdicts = [_verdict(archs, device.arch) for device in environment.gpus]
+    if False in verdicts:
+        reason = _uncovered(archs, environment, verdicts.index(False))
+        hint = _hint(environment, verdicts.index(False))
+        return ArchVerdict(reason=reason if set(verdicts) == {False} else f"{reason}; {hint}")
+    return ArchVerdict(note=f"cannot judge architectures {_listed(archs)}" if None in verdicts else None)
+
+
+def _verdict(archs: Sequence[str], device: str) -> bool | None:
+    """Does any of ``archs`` cover one device? None: none does, but the meaning of some is unknown."""
+    verdicts = [_covers(arch, device) for arch in archs]
     if any(verdicts):
-        return ArchVerdict()
-    if None in verdicts:
-        return ArchVerdict(note=f"cannot judge architectures {', '.join(archs)}")
-    name = f" ({device.name})" if device.name else ""
-    return ArchVerdict(reason=f"no code for GPU {device.arch}{name}, only for {', '.join(archs)}")
+        return True
+    return None if None in verdicts else False
 
 
 def _covers(arch: str, device: str) -> bool | None:
-    if arch.startswith("gfx"):
-        return arch.partition(":")[0] == device
-    match = _ARCH.fullmatch(arch)
-    if match is None or device.startswith("gfx"):
+    cuda, rocm, visible = _ARCH.fullmatch(arch), _GFX.fullmatch(arch), _ARCH.fullmatch(device)
+    if rocm is not None:
+        return rocm["name"] == device.partition(":")[0]
+    if cuda is None or visible is None:
         return None
-    built = (int(match["major"]), int(match["minor"]))
-    major, _, minor = device.partition(".")
-    running = (int(major), int(minor))
-    if match["suffix"] == "a":
+    built, running = _capability(cuda), _capability(visible)
+    if cuda["suffix"] == "a":
         return built == running
-    if match["ptx"] and running >= built:
-        return True
+    if cuda["ptx"] and not cuda["suffix"]:
+        return running >= built
     return built[0] == running[0] and built[1] <= running[1]
+
+
+def _capability(match: re.Match[str]) -> tuple[int, int]:
+    return int(match["major"]), int(match["minor"])
+
+
+def _uncovered(archs: Sequence[str], environment: Environment, index: int) -> str:
+    device = environment.gpus[index]
+    name = f" ({device.name})" if device.name else ""
+    return f"no code for GPU {device.arch}{name} on {environment.cpu}, only for {_listed(archs)}"
+
+
+def _hint(environment: Environment, index: int) -> str:
+    variable = "HIP_VISIBLE_DEVICES" if environment.backend.name == "rocm" else "CUDA_VISIBLE_DEVICES"
+    return f"it is device {index}, and {variable} can hide it from this process"
+
+
+def _listed(archs: Sequence[str]) -> str:
+    """Architectures for a message, escaped, as metadata may hold any text."""
+    listed = ", ".join(ascii(arch)[1:-1] for arch in archs[:_SHOWN_ARCHS])
+    return listed if len(archs) <= _SHOWN_ARCHS else f"{listed} and {len(archs) - _SHOWN_ARCHS} more"

@@ -145,6 +145,8 @@ class KernelConfig:
             InvalidConfig: unknown keys or unreadable values.
         """
         known = ("kernel_mapping", "use_local_kernel", "inherit_mapping")
+        if not isinstance(data, Mapping):
+            raise InvalidConfig(data, f"a {type(data).__name__}", f"a dict with {', '.join(known)}")
         for key in data:
             if key not in known:
                 raise InvalidConfig(key, f"unknown key{did_you_mean(str(key), known)}", f"one of {', '.join(known)}")
@@ -182,6 +184,8 @@ def _read_entry(layer: object, value: object, local: bool) -> LayerEntry:
     origin = f"layer {layer!r}"
     if isinstance(value, Mapping):
         choices = [pair for device, item in value.items() for pair in _read_device(device, item, local, origin)]
+        if not choices:
+            raise InvalidConfig(value, "names no kernel", ACCEPTED_FORMS, origin)
     else:
         choices = [((ANY_DEVICE, Mode.FALLBACK), _read_choice(value, local, origin))]
     _refuse_twice([key for key, _ in choices], value, origin)
@@ -254,8 +258,15 @@ def _read_trust(value: object, origin: str) -> bool | tuple[str, ...]:
     if isinstance(value, bool):
         return value
     if isinstance(value, (list, tuple)):
-        return tuple(checked_repo_id(repo) for repo in value)
+        return tuple(_read_trusted(repo, origin) for repo in value)
     raise InvalidConfig(value, "trust_remote_code", "True, False or a list of repositories", origin)
+
+
+def _read_trusted(repo: Any, origin: str) -> str:
+    try:
+        return checked_repo_id(repo)
+    except InvalidRequest as error:
+        raise InvalidConfig(repo, f"trust_remote_code: {error.problem}", "org/name", origin) from None
 
 
 def _plain_entry(entry: LayerEntry) -> Any:

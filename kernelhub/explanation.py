@@ -16,11 +16,11 @@ from kernelhub.trust import TrustPolicy
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kernelhub.api import Session
     from kernelhub.environment import Environment
     from kernelhub.index import Index
     from kernelhub.request import KernelRequest
     from kernelhub.resolution import Resolution
+    from kernelhub.session import Session
 
 _SHOWN_NAMES = 3
 UNKNOWN = "unknown (torch is not installed)"

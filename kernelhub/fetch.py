@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, BinaryIO
 
 from kernelhub.buildpath import METADATA
-from kernelhub.errors import CacheError, HubUnavailable, IncompleteDownload, KernelHubError
+from kernelhub.errors import HubUnavailable, IncompleteDownload, KernelHubError
 from kernelhub.store import FILES, Manifest, StoredBuild, StoredFile
 from kernelhub.verify import check_digest
 
@@ -64,7 +64,7 @@ def _download(resolution: Resolution, index: Index, store: Store, reporter: Repo
         except OSError as error:
             if isinstance(error, KernelHubError):
                 raise
-            raise CacheError(store.root, f"writing {resolution.build} failed ({error})") from error
+            raise store.unwritable(error, resolution.size) from error
     reporter.download_finished(resolution.build)
     return stored
 

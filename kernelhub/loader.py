@@ -8,15 +8,18 @@ build; bytecode is neither read nor written (S-16). When an import fails, ``sys.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import threading
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
-from types import CodeType, ModuleType
+from itertools import accumulate
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kernelhub.errors import ImportFailed, IncompatibleLibrary, KernelHubError, MissingDependency, SymbolNotFound
+from kernelhub.pythondepend import check_python_depends, package_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,19 +31,38 @@ PREFIX = "kernelhub_k_"
 LAYERS = "layers"
 
 _DIGEST_DIGITS = 12
-_LIBRARY_WORDS = ("undefined symbol", "GLIBC", "CXXABI", "cannot open shared object", "ELF", "DLL load failed")
+# What the dynamic loaders of Linux, macOS and Windows say when a library does not fit this machine.
+_LIBRARY_WORDS = (
+    "undefined symbol",
+    "GLIBC",
+    "CXXABI",
+    "cannot open shared object",
+    "ELF header",
+    "ELF class",
+    "ELF file",
+    "file too short",
+    "Symbol not found",
+    "Library not loaded",
+    "DLL load failed",
+)
 
 
 def load(build: VerifiedBuild) -> ModuleType:
     """The kernel's module; the same object for the same content, however often and from how many threads.
 
     Raises:
-        MissingDependency: a Python package that the kernel imports is not installed.
+        MissingDependency: a Python package that the kernel needs is not installed; told before anything is imported.
         IncompatibleLibrary: a native library cannot be loaded.
         ImportFailed: the kernel's own code raised.
     """
-    _FINDER.add(module_name(build), build)
-    return _import(build, module_name(build))
+    name = module_name(build)
+    with _LOCK:
+        if name in sys.modules:
+            return sys.modules[name]
+        check_python_depends(build.build, build.metadata)
+        _claim_operators(build)
+        _FINDER.add(name, build)
+        return _import(build, name)
 
 
 def symbol(build: VerifiedBuild, name: str) -> Any:
@@ -51,22 +73,26 @@ def symbol(build: VerifiedBuild, name: str) -> Any:
     """
     module = load(build)
     places = [module, *_layers_module(build)]
-    found = next((value for place in places if (value := _walk(place, name)) is not None), None)
+    found = next((steps for place in places if (steps := _walk(place, name))[-1] is not None), None)
     if found is None:
         raise SymbolNotFound(build.kernel, name, exported(places))
-    if not _is_own(found, module):
+    if not all(_is_own(step, module) for step in found):
         raise SymbolNotFound(build.kernel, name, exported(places), "is not one that is defined by")
-    return found
+    return found[-1]
 
 
 def exported(places: Sequence[ModuleType]) -> list[str]:
-    """The public names of a kernel: those of its layers module and its top module."""
-    names: dict[str, None] = {}
-    for place in reversed(places):
-        listed = getattr(place, "__all__", None)
-        candidates = listed if listed is not None else [name for name in vars(place) if not name.startswith("_")]
-        names.update(dict.fromkeys(name for name in candidates if _is_own(getattr(place, name, None), place)))
+    """The public names of a kernel: classes, functions and submodules of its layers module and its top module."""
+    names: set[str] = set()
+    for place in places:
+        candidates = getattr(place, "__all__", None) or [name for name in vars(place) if not name.startswith("_")]
+        values = {name: getattr(place, name, None) for name in candidates}
+        names |= {name for name, value in values.items() if _is_named(value) and _is_own(value, places[0])}
     return sorted(names)
+
+
+def _is_named(value: object) -> bool:
+    return callable(value) or isinstance(value, ModuleType)
 
 
 def module_name(build: VerifiedBuild) -> str:
@@ -93,7 +119,7 @@ class KernelFinder(MetaPathFinder):
         """Make a build importable under ``name``."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
-        self._folders.setdefault(name, _package_folder(build))
+        self._folders[name] = _package_folder(build)
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if not fullname.startswith(PREFIX):
@@ -107,6 +133,7 @@ class KernelFinder(MetaPathFinder):
 
 _FINDER = KernelFinder()
 _LOCK = threading.RLock()
+_OPERATORS: dict[str, tuple[str, frozenset[tuple[int, int]]]] = {}  # namespace -> build, device and inode of libraries
 
 
 def _spec(fullname: str, base: Path, *, is_root: bool) -> ModuleSpec | None:
@@ -154,6 +181,19 @@ def _import(build: VerifiedBuild, name: str) -> ModuleType:
             raise
 
 
+def _claim_operators(build: VerifiedBuild) -> None:
+    """Torch ends the process when two libraries define one operator namespace: refuse the second one before (S-26)."""
+    found = [path.stat() for path in build.folder.rglob("*") if path.name.endswith(tuple(EXTENSION_SUFFIXES))]
+    namespace = build.metadata.id if build.metadata else None
+    if not found or namespace is None:
+        return
+    libraries = frozenset((status.st_dev, status.st_ino) for status in found)
+    owner, claimed = _OPERATORS.setdefault(namespace, (build.build, libraries))
+    if claimed != libraries:
+        cause = f"its operators torch.ops.{namespace} are already registered by {owner}"
+        raise IncompatibleLibrary(build.build, namespace, cause, "Load one of them in another process.")
+
+
 def _package_folder(build: VerifiedBuild) -> Path:
     """Where ``__init__.py`` is: at the top, or, in older builds, in a folder named after the kernel."""
     if (build.folder / "__init__.py").is_file():
@@ -178,7 +218,8 @@ def _load_error(build: VerifiedBuild, error: Exception) -> KernelHubError:
     cause = f"{type(error).__name__}: {text[0] if text else ''}"
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith(PREFIX):
         top = error.name.partition(".")[0]
-        return MissingDependency(build.build, top, top, top)
+        if top not in sys.modules and importlib.util.find_spec(top) is None:
+            return MissingDependency(build.build, top, top, package_of(top))
     if isinstance(error, (ImportError, OSError)) and any(word in str(error) for word in _LIBRARY_WORDS):
         library = getattr(error, "path", None) or "native library"
         return IncompatibleLibrary(build.build, str(library), cause, "See `kernelhub explain` for builds that fit.")
@@ -191,16 +232,18 @@ def _layers_module(build: VerifiedBuild) -> list[ModuleType]:
     return [_import(build, name)] if _FINDER.find_spec(name) is not None else []
 
 
-def _walk(place: object, name: str) -> Any:
-    for part in name.split("."):
-        place = getattr(place, part, None)
-    return place
+def _walk(place: object, name: str) -> list[Any]:
+    """The objects along a dotted name; None from where it leads nowhere."""
+    return list(accumulate(name.split("."), lambda at, part: getattr(at, part, None), initial=place))[1:]
 
 
 def _is_own(value: object, module: ModuleType) -> bool:
     """Does ``value`` belong to the kernel, rather than to a package that the kernel imports?"""
     if isinstance(value, ModuleType):
-        return value.__name__.startswith(module.__name__)
+        return value.__name__.startswith((module.__name__, "torch.ops."))
+    if isinstance(value, (MethodType, BuiltinFunctionType)) and not isinstance(value.__self__, ModuleType):
+        return _is_own(value.__self__, module)  # e.g. the ``apply`` of the kernel's own autograd function
+    if not isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+        return True  # an object that the kernel made: a compiled op, a partial, a constant
     origin = getattr(value, "__module__", None)
-    # Objects without a home (compiled ops, constants) are what the kernel says they are.
-    return origin is None or not isinstance(origin, str) or origin.startswith((PREFIX, "torch._ops"))
+    return origin is None or str(origin).startswith(PREFIX)

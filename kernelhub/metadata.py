@@ -9,10 +9,10 @@ import json
 import re
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from kernelhub.backend import BACKENDS
 from kernelhub.buildpath import METADATA, SIGNATURE, check_paths
@@ -199,7 +199,7 @@ def _read(document: dict[str, Any]) -> Metadata:
         archs=archs,
         digest=digest,
         provenance=_read_object(document, "provenance"),
-        kernels_minver=_read_minver(document.get("kernels-minver")),
+        kernels_minver=_read_minver(_read_text(document, "kernels-minver")),
     )
 
 
@@ -270,18 +270,12 @@ def _read_upstream(value: str | None) -> str | None:
     return value
 
 
-def _read_minver(value: object) -> str | None:
+def _read_minver(value: str | None) -> str | None:
     """The oldest version of the ``kernels`` package that the build says it needs: shown, never compared with ours."""
-    if value is None:
-        return None
     try:
-        return str(Version(value)) if isinstance(value, str) else _refuse_minver(value)
-    except InvalidVersion:
-        return _refuse_minver(value)
-
-
-def _refuse_minver(value: object) -> NoReturn:
-    raise InvalidMetadata(value, "key 'kernels-minver'", "a version such as 0.17.0")
+        return value if value is None else str(Version(value))
+    except ValueError:  # InvalidVersion, or a number of more digits than Python converts
+        raise InvalidMetadata(value, "key 'kernels-minver'", "a version such as 0.17.0") from None
 
 
 def _read_backend(value: object, *, required: bool) -> tuple[str | None, tuple[str, ...]]:

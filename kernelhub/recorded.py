@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kernelhub import setting
-from kernelhub.errors import HubUnavailable, NotCached
+from kernelhub.errors import DigestMismatch, HubUnavailable, NotCached
 from kernelhub.index import Builds, ContentHash, Index, ListedFile, Refs
+from kernelhub.store import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kernelhub.reporter import Reporter
-    from kernelhub.store import Store
+    from kernelhub.store import Store, StoredBuild
 
 FRESH_SECONDS = 3600.0
 _CHUNK = 1 << 20
@@ -82,7 +84,12 @@ class RecordedIndex:
         stored = self._store.find(repo_id, commit, build)
         if stored is None:
             raise self._not_cached(f"build {build} of kernel {repo_id} at {commit}", f"{repo_id}@{commit}")
-        with (stored.files_folder / below).open("rb") as file:
+        try:
+            file = open_regular(stored.files_folder / below)
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror})"
+            raise DigestMismatch(f"{repo_id}@{commit[:12]} {build}", below, problem) from error
+        with file:
             file.seek(offset)
             yield iter(lambda: file.read(_CHUNK), b"")
 
@@ -164,9 +171,12 @@ class RememberingIndex:
     def stream(
         self, repo_id: str, commit: str, path: str, offset: int = 0
     ) -> contextlib.AbstractContextManager[Iterator[bytes]]:
-        """See Index.stream."""
-        stored = self._store.find(repo_id, commit, path.split("/", 2)[1])
-        return (self._recorded if stored else self._hub).stream(repo_id, commit, path, offset)
+        """See Index.stream; a stored file that was damaged is asked for again."""
+        _, build, below = path.split("/", 2)
+        stored = self._store.find(repo_id, commit, build)
+        return (self._recorded if stored and _is_intact(stored, below) else self._hub).stream(
+            repo_id, commit, path, offset
+        )
 
     @property
     def _hub(self) -> Index:
@@ -187,6 +197,16 @@ class RememberingIndex:
             now = refs.branches.get(branch)
             if now is not None and now != before:
                 self._reporter.warn(f"kernel {repo_id}: branch {branch} moved from {before[:12]} to {now[:12]}")
+
+
+def _is_intact(stored: StoredBuild, path: str) -> bool:
+    """Is this file of a stored build what was stored? Only asked about small files."""
+    expected = next((file.sha256 for file in stored.manifest.files if file.path == path), None)
+    try:
+        with open_regular(stored.files_folder / path) as file:
+            return hashlib.sha256(file.read()).hexdigest() == expected
+    except OSError:
+        return False
 
 
 def _refs_of(record: dict[str, Any]) -> Refs:

@@ -14,17 +14,20 @@ A build appears under its final name by one rename and never changes afterwards,
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import platform
 import re
 import shutil
+import stat
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import filelock
 
@@ -128,26 +131,17 @@ class Store:
 
     def __init__(self, root: Path | None = None, endpoint: str | None = None) -> None:
         self.root = (root or setting.store_folder()).absolute()
-        self.endpoint = endpoint or setting.endpoint()
+        self.endpoint = endpoint.rstrip("/") if endpoint else setting.endpoint()
         self._hub = self.root / "hubs" / _hub_name(self.endpoint)
 
     def find(self, repo_id: str, commit: str, variant: str) -> StoredBuild | None:
         """The stored build, or None; incomplete builds are never visible."""
-        folder = self._build_folder(repo_id, commit, variant)
-        data = _read_json(folder / MANIFEST)
-        if data is None:
-            return None
-        try:
-            return StoredBuild(folder, Manifest.from_dict(data))
-        except (KeyError, TypeError):
-            return None
+        return _stored_build(self._build_folder(repo_id, commit, variant))
 
     def builds(self) -> Iterator[StoredBuild]:
         """Every complete build of this Hub, in a stable order."""
-        for path in sorted(self._hub.glob(f"builds/*/*/*/{MANIFEST}")):
-            data = _read_json(path)
-            if data is not None:
-                yield StoredBuild(path.parent, Manifest.from_dict(data))
+        found = (_stored_build(path.parent) for path in sorted(self._hub.glob(f"builds/*/*/*/{MANIFEST}")))
+        return (build for build in found if build is not None)
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
@@ -157,32 +151,52 @@ class Store:
             CacheError: the folder cannot be made.
         """
         self._prepare()
-        path = self._temporary_folder()
+        try:
+            path = self._temporary_folder()
+        except OSError as error:
+            raise self.unwritable(error) from error
         try:
             yield path
         finally:
-            shutil.rmtree(path, onerror=_force_remove)
+            _remove(path)
 
     def publish(self, staged: Path, manifest: Manifest) -> StoredBuild:
-        """Make a staged build visible by one rename; if another process was first, its build is the one returned."""
+        """Make a staged build visible by one rename; if another process was first, its build is the one returned.
+
+        A folder that is in the way and is no build (its manifest was lost) is removed.
+        """
         final = self._build_folder(manifest.repo_id, manifest.commit, manifest.variant)
         _make_folder(final.parent, self.root)
         _write_json(staged / MANIFEST, manifest.to_dict())
+        for folder, _, _ in os.walk(staged):
+            _sync_folder(Path(folder))
         try:
             staged.rename(final)
         except OSError:
-            if self.find(manifest.repo_id, manifest.commit, manifest.variant) is None:
-                raise
+            if _stored_build(final) is None:
+                self._bury(final)
+                staged.rename(final)
         _sync_folder(final.parent)
         return StoredBuild(final, manifest)
 
     def discard(self, build: StoredBuild) -> None:
-        """Take a damaged build out of sight by one rename, then delete it."""
+        """Take a damaged build out of sight by one rename, then delete it.
+
+        Raises:
+            CacheError: this store cannot be written.
+        """
         self._prepare()
+        try:
+            self._bury(build.folder)
+        except OSError as error:
+            problem = f"damaged build {build.folder.relative_to(self.root)} cannot be removed"
+            raise CacheError(self.root, f"{problem} ({error.strerror})") from error
+
+    def _bury(self, folder: Path) -> None:
         grave = self._temporary_folder()
         with contextlib.suppress(FileNotFoundError):
-            build.folder.rename(grave / "build")
-        shutil.rmtree(grave, onerror=_force_remove)
+            folder.rename(grave / "build")
+        _remove(grave)
 
     @contextlib.contextmanager
     def lock(self, repo_id: str, commit: str, variant: str) -> Iterator[None]:
@@ -190,6 +204,7 @@ class Store:
 
         Raises:
             LockTimeout: held by another process for too long (``KERNELHUB_LOCK_TIMEOUT`` seconds, default 600).
+            CacheError: the lock file cannot be written.
         """
         self._prepare()
         timeout = setting.seconds("KERNELHUB_LOCK_TIMEOUT", _LOCK_SECONDS)
@@ -199,6 +214,8 @@ class Store:
             lock.acquire()
         except filelock.Timeout:
             raise LockTimeout(path, timeout) from None
+        except OSError as error:
+            raise self.unwritable(error) from error
         try:
             self._sweep()
             yield
@@ -215,6 +232,12 @@ class Store:
         free = shutil.disk_usage(self.root).free
         if free < size + _MARGIN:
             raise CacheFullError(self.root, "disk full", size + _MARGIN, free)
+
+    def unwritable(self, error: OSError, needed: int = 0) -> CacheError:
+        """What to raise for an error of the system while the store was written."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return CacheFullError(self.root, "disk full", needed, shutil.disk_usage(self.root).free)
+        return CacheError(self.root, f"cannot be written ({error.strerror or error})")
 
     def record(self, kind: str, name: str, facts: Mapping[str, Any]) -> None:
         """Remember an answer of the Hub; a store that cannot be written remembers nothing."""
@@ -245,13 +268,13 @@ class Store:
         try:
             for name in ("", "tmp", "locks"):
                 _make_folder(self.root / name, self.root)
+            stamp = self.root / "store.json"
+            written = _read_json(stamp)
+            if written is None:
+                _write_json(stamp, {"schema": SCHEMA})
         except OSError as error:
             raise CacheError(self.root, f"cannot be used ({error.strerror or error})") from error
-        stamp = self.root / "store.json"
-        written = _read_json(stamp)
-        if written is None:
-            _write_json(stamp, {"schema": SCHEMA})
-        elif written.get("schema") != SCHEMA:
+        if written is not None and written.get("schema") != SCHEMA:
             raise CacheError(self.root, f"was written by another layout (schema {written.get('schema')!r})")
 
     def _sweep(self) -> None:
@@ -259,7 +282,31 @@ class Store:
         for path in (self.root / "tmp").iterdir():
             with contextlib.suppress(OSError):
                 if _is_abandoned(path):
-                    shutil.rmtree(path, onerror=_force_remove)
+                    _remove(path)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading, unbuffered; never follows a link, never waits for a special file (S-13, S-37).
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    flags = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")  # each where the system has it
+    handle = os.open(path, os.O_RDONLY | sum(getattr(os, flag, 0) for flag in flags))
+    file = cast("BinaryIO", os.fdopen(handle, "rb", buffering=0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
+
+
+def _stored_build(folder: Path) -> StoredBuild | None:
+    """The build in a folder of the store; None without a readable manifest."""
+    data = _read_json(folder / MANIFEST)
+    try:
+        return StoredBuild(folder, Manifest.from_dict(data)) if data else None
+    except (KeyError, TypeError):
+        return None
 
 
 def _is_abandoned(path: Path) -> bool:
@@ -267,7 +314,7 @@ def _is_abandoned(path: Path) -> bool:
     host, _, rest = path.name.partition("--")
     pid = rest.partition("--")[0]
     old = time.time() - path.stat().st_mtime > _STALE_SECONDS
-    return old or (host == _host() and pid.isdecimal() and not _is_alive(int(pid)))
+    return old or (host == _host() and pid.isdecimal() and len(pid) < 10 and not _is_alive(int(pid)))
 
 
 def _host() -> str:
@@ -338,6 +385,14 @@ def _sync_folder(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _remove(folder: Path) -> None:
+    """Delete a folder with all that is in it, as far as that is allowed."""
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(folder, onexc=_force_remove)
+    else:
+        shutil.rmtree(folder, onerror=_force_remove)
 
 
 def _force_remove(function: Any, path: str, _: Any) -> None:

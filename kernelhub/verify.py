@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kernelhub.buildpath import METADATA, SIGNATURE, check_paths, is_bytecode
 from kernelhub.errors import DigestMismatch, InvalidPath
-from kernelhub.store import FileStat, Manifest, StoredBuild, StoredFile
+from kernelhub.store import FileStat, Manifest, StoredBuild, StoredFile, open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -74,7 +74,7 @@ def verify_stored(
     receipt = stored.receipt()
     stale = [file for file in stored.manifest.files if receipt.get(file.path) != found[file.path]]
     for file in stale:
-        if hash_file(stored.files_folder / file.path) != file.sha256:
+        if _hash(resolution.build, stored.files_folder, file.path) != file.sha256:
             raise DigestMismatch(resolution.build, file.path, "has changed since it was stored")
     if stale:
         stored.write_receipt(found)
@@ -90,7 +90,9 @@ def verify_folder(resolution: Resolution, dependencies: tuple[VerifiedBuild, ...
     assert resolution.folder is not None
     # Installers compile what they install; that bytecode is ours to ignore, and nobody reads it.
     found = _scan(resolution.build, resolution.folder, ignore_bytecode=resolution.request.is_builtin)
-    files = tuple(StoredFile(path, found[path].size, hash_file(resolution.folder / path)) for path in sorted(found))
+    files = tuple(
+        StoredFile(path, found[path].size, _hash(resolution.build, resolution.folder, path)) for path in sorted(found)
+    )
     manifest = Manifest(resolution.name, resolution.commit, resolution.variant, "", files)
     check_digest(resolution, resolution.folder, files)
     return _verified(resolution, resolution.folder, manifest, dependencies)
@@ -108,7 +110,8 @@ def check_digest(resolution: Resolution, folder: Path, files: tuple[StoredFile, 
     covered = {file.path: file for file in files if file.path not in _NOT_IN_DIGEST}
     _compare_sets(resolution.build, covered, digest.files)
     for path, file in covered.items():
-        found = file.sha256 if digest.algorithm == "sha256" else hash_file(folder / path, digest.algorithm)
+        same = digest.algorithm == "sha256"
+        found = file.sha256 if same else _hash(resolution.build, folder, path, digest.algorithm)
         if bytes.fromhex(found) != digest.files[path]:
             raise DigestMismatch(resolution.build, path, f"does not match the {digest.algorithm} in {METADATA}")
 
@@ -116,11 +119,17 @@ def check_digest(resolution: Resolution, folder: Path, files: tuple[StoredFile, 
 def hash_file(path: Path, algorithm: str = "sha256") -> str:
     """The hash of a regular file in hex, read in chunks; a symbolic link or special file is not followed or read."""
     hasher = hashlib.new(algorithm)
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb", buffering=0) as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK):
             hasher.update(chunk)
     return hasher.hexdigest()
+
+
+def _hash(build: str, folder: Path, path: str, algorithm: str = "sha256") -> str:
+    try:
+        return hash_file(folder / path, algorithm)
+    except OSError as error:
+        raise DigestMismatch(build, path, f"cannot be read ({error.strerror})") from error
 
 
 def _scan(build: str, folder: Path, *, ignore_bytecode: bool = False) -> dict[str, FileStat]:
@@ -139,14 +148,13 @@ def _scan(build: str, folder: Path, *, ignore_bytecode: bool = False) -> dict[st
 
 def _walk(build: str, folder: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        entries = [(entry.name, entry.stat(follow_symlinks=False)) for entry in os.scandir(folder)]
     except OSError as error:
         raise DigestMismatch(build, prefix or ".", f"cannot be read ({error.strerror})") from error
-    for entry in entries:
-        path = f"{prefix}{entry.name}"
-        status = entry.stat(follow_symlinks=False)
+    for name, status in sorted(entries):
+        path = f"{prefix}{name}"
         if stat.S_ISDIR(status.st_mode):
-            yield from _walk(build, folder / entry.name, f"{path}/")
+            yield from _walk(build, folder / name, f"{path}/")
         elif stat.S_ISREG(status.st_mode):
             yield path, status
         else:

@@ -21,6 +21,7 @@ from kernelhub.config import KernelConfig
 from kernelhub.errors import KernelHubError
 from kernelhub.folder import COLLECTION_REPOSITORY, collection_folder
 from kernelhub.request import KernelRequest
+from kernelhub.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +78,7 @@ class _Demo:
         with local_hub(collection_folder(), port=self._port) as hub:
             self._say(f"1. A Hub on this machine, {hub.url}, serves the collection that comes with kernelhub")
             with ProgressReporter(self._console) as reporter:
-                session = api.Session(cache_dir=self._folder / "store", endpoint=hub.url, reporter=reporter)
+                session = Session(cache_dir=self._folder / "store", endpoint=hub.url, reporter=reporter)
                 self._show_environment(session.detected)
                 self._show_choice(session)
                 self._say("3. Plan for a small Qwen3 (random weights), before anything is downloaded")
@@ -87,7 +88,7 @@ class _Demo:
             online = len(hub.requests)
         self._compare(plain, bound, batch)
         self._say(f"6. The Hub is stopped (it answered {online} requests); once more, from the store")
-        again = self._bind(plain, api.Session(cache_dir=session.cache_dir, endpoint=session.endpoint))
+        again = self._bind(plain, Session(cache_dir=session.cache_dir, endpoint=session.endpoint))
         self._check("repeated from the store", self._comparison.compare_numbers(plain, again, batch))
         self._say("Result: " + ("; ".join(self._failures) or "same numbers, every layer bound, nothing fell back"))
         return self._failures
@@ -98,7 +99,7 @@ class _Demo:
             f"torch {environment.torch_build}, device {_device_name(self._torch, self._device)}", **_PLAIN
         )
 
-    def _show_choice(self, session: api.Session) -> None:
+    def _show_choice(self, session: Session) -> None:
         request = KernelRequest.parse(f"{COLLECTION_REPOSITORY}@v2")
         resolution = session.resolve(request, backend=session.backend_of(self._device))
         self._say(f"2. Builds of {resolution.name}@v2 (commit {resolution.commit[:12]}); trust: {resolution.trust}")
@@ -109,7 +110,7 @@ class _Demo:
         for rejection in resolution.selection.rejected:
             self._console.print(f"  rejected  {rejection.variant}: {rejection.reason}", **_PLAIN)
 
-    def _bind(self, plain: Any, session: api.Session) -> Any:
+    def _bind(self, plain: Any, session: Session) -> Any:
         bound = api.kernelize(copy.deepcopy(plain), self._config, session=session)
         report = api.report(bound)
         self._console.print(str(report), **_PLAIN)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kernelhub.api import Session
 from kernelhub.cli.progress import ProgressReporter
 from kernelhub.environment import Environment
+from kernelhub.session import Session
 
 Request = Annotated[str, typer.Argument(help='A mapping string, e.g. "org/repo@v1:Symbol".')]
 Target = Annotated[

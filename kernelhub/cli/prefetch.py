@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from kernelhub.api import Session
 from kernelhub.cli.progress import ProgressReporter
 from kernelhub.errors import InvalidRequest
 from kernelhub.request import KernelRequest
+from kernelhub.session import Session
 
 
 def prefetch(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,9 +13,10 @@ from kernelhub.errors import ContractMismatch, KernelHubError
 from kernelhub.layers.binding import occupied
 from kernelhub.layers.contract import function_mismatch, mismatch, mode_mismatch
 from kernelhub.layers.report import Row
+from kernelhub.layers.symbol import LoadedSymbol, PlannedSymbol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import nn
 
@@ -23,24 +25,8 @@ if TYPE_CHECKING:
     from kernelhub.mode import Mode
 
 
+_PARALLEL = 8
 LEFT_ALONE = "left alone by the config"
-
-
-class LoadedSymbol(NamedTuple):
-    """A layer class or function of a kernel, and where it comes from (``org/repo@commit``)."""
-
-    value: Any
-    kernel: str
-    variant: str
-    symbol: str
-
-
-class PlannedSymbol(NamedTuple):
-    """What would be loaded: the same facts as ``LoadedSymbol``, without the code."""
-
-    kernel: str
-    variant: str
-    symbol: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,39 +67,54 @@ class Decider:
         self._device = next(_devices(model), torch.device("cpu"))
         self._obtained: dict[tuple[KernelChoice, str], LoadedSymbol | PlannedSymbol | KernelHubError] = {}
 
-    def decide(self, entry: LayerEntry, target: Target) -> Decision:
-        """What becomes of one layer, with the reason when it is skipped."""
+    def decide(self, pairs: Sequence[tuple[LayerEntry, Target]]) -> list[Decision]:
+        """What becomes of each layer, with the reason when it is skipped."""
+        places = [self._place(entry, target) for entry, target in pairs]
+        self._obtain_all(
+            place
+            for place, (_, target) in zip(places, pairs, strict=True)
+            if not isinstance(place, str) and _obstacle(target) is None
+        )
+        return [self._decision(entry, target, place) for (entry, target), place in zip(pairs, places, strict=True)]
+
+    def _obtain_all(self, wanted: Iterable[tuple[KernelChoice, str]]) -> None:
+        """Obtain each kernel once, several at a time: each may cost requests."""
+        distinct = list(dict.fromkeys(wanted))
+        if distinct:
+            with ThreadPoolExecutor(min(len(distinct), _PARALLEL), "kernelhub-obtain") as pool:
+                self._obtained.update(zip(distinct, pool.map(self._attempt, distinct), strict=True))
+
+    def _decision(self, entry: LayerEntry, target: Target, place: tuple[KernelChoice, str] | str) -> Decision:
         decision = Decision(target, Row(target.title, entry.layer, mode=self._mode.value))
+        return decision.skip(place) if isinstance(place, str) else self._with_kernel(decision, *place)
+
+    def _place(self, entry: LayerEntry, target: Target) -> tuple[KernelChoice, str] | str:
+        """The kernel and the backend for a layer, or the reason why it gets none."""
         if target.owner:
-            return decision.skip(f"served by the entry {target.owner!r}")
+            return f"served by the entry {target.owner!r}"
         device = _device_of(target.module, self._device)
         if isinstance(device, str):
-            return decision.skip(device)
+            return device
         backend = self._backend_of(device)
         choice = entry.choose(backend, self._mode)
-        if choice is None:
-            return decision.skip(_unchosen(entry, backend, self._mode))
-        return self._with_kernel(decision, choice, backend)
+        return _unchosen(entry, backend, self._mode) if choice is None else (choice, backend)
 
     def _with_kernel(self, decision: Decision, choice: KernelChoice, backend: str) -> Decision:
         named = replace(decision, row=replace(decision.row, kernel=str(choice), symbol=choice.request.symbol or ""))
-        if reason := decision.target.misfit or occupied(decision.target.module):
+        if reason := _obstacle(decision.target):
             return _refused(named, reason)
-        found = self._once(choice, backend)
+        found = self._obtained[choice, backend]
         if isinstance(found, KernelHubError):
             return replace(named.skip(str(found)), error=found)
         return self._checked(named, found)
 
-    def _once(self, choice: KernelChoice, backend: str) -> LoadedSymbol | PlannedSymbol | KernelHubError:
-        key = (choice, backend)
-        if key not in self._obtained:
-            try:
-                self._obtained[key] = self._obtain(choice, backend)
-            except KernelHubError as error:
-                if not self._forgiven(error):
-                    raise
-                self._obtained[key] = error
-        return self._obtained[key]
+    def _attempt(self, pair: tuple[KernelChoice, str]) -> LoadedSymbol | PlannedSymbol | KernelHubError:
+        try:
+            return self._obtain(*pair)
+        except KernelHubError as error:
+            if not self._forgiven(error):
+                raise
+            return error
 
     def _checked(self, decision: Decision, found: LoadedSymbol | PlannedSymbol) -> Decision:
         row = replace(decision.row, kernel=found.kernel, variant=found.variant, symbol=found.symbol)
@@ -124,6 +125,11 @@ class Decider:
             return _refused(decision, reason)
         reason = mode_mismatch(found.value, self._mode)
         return decision.skip(reason) if reason else decision
+
+
+def _obstacle(target: Target) -> str | None:
+    """Why a layer cannot be bound whatever the kernel, or None."""
+    return target.misfit or occupied(target.module)
 
 
 def settle(decisions: Sequence[Decision]) -> list[Decision]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from kernelhub.errors import UnknownLayer, VerificationError, did_you_mean
 from kernelhub.layers import binding
-from kernelhub.layers.decision import LEFT_ALONE, Decider, Decision, LoadedSymbol, PlannedSymbol, settle
+from kernelhub.layers.decision import LEFT_ALONE, Decider, Decision, settle
 from kernelhub.layers.discovery import ROOT, discover, function_modules
 from kernelhub.layers.report import Report, Row
 from kernelhub.mode import Mode
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
     from kernelhub.config import KernelChoice, KernelConfig
     from kernelhub.layers.discovery import Discovery
+    from kernelhub.layers.symbol import LoadedSymbol, PlannedSymbol
 
     Load = Callable[[KernelChoice, str], LoadedSymbol]
     Resolve = Callable[[KernelChoice, str], PlannedSymbol]
     BackendOf = Callable[[torch.device], str]
-
-__all__ = ["LoadedSymbol", "PlannedSymbol", "kernelize", "mode_of", "plan", "report", "unkernelize"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -119,14 +118,16 @@ def _decide(
     if unknown and strict:
         raise UnknownLayer(unknown[0], discovery.names)
     paths = {entry.layer for entry in config.entries if entry.is_path}
-    decisions: list[Decision] = []
-    for entry in config.entries:
-        # A module that a path entry names has its row there.
-        targets = [target for target in discovery.targets[entry.layer] if target.owner not in paths]
-        decided = [decider.decide(entry, target) for target in targets]
-        if strict:
-            _refuse_idle(decided)
-        decisions += decided
+    pairs = [
+        (entry, target)
+        for entry in config.entries
+        for target in discovery.targets[entry.layer]
+        if target.owner not in paths  # a module that a path entry names has its row there
+    ]
+    decisions = decider.decide(pairs)
+    if strict:
+        for entry in config.entries:
+            _refuse_idle([decision for decision in decisions if decision.row.layer == entry.layer])
     return [_unknown_row(layer, discovery.names, mode) for layer in unknown], settle(decisions)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from kernelhub.config import KernelConfig
 from kernelhub.layers import kernelize as module_under_test
-from kernelhub.layers.decision import LoadedSymbol, PlannedSymbol
+from kernelhub.layers.symbol import LoadedSymbol, PlannedSymbol
 
 if TYPE_CHECKING:
     from kernelhub.config import KernelChoice

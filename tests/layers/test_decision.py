@@ -20,7 +20,7 @@ def decide(model: nn.Module, mapping: Any, mode: Mode = Mode.INFERENCE, obtain: 
     config = KernelConfig(mapping)
     decider = Decider(model, mode, backend_of, obtain, lambda error: not isinstance(error, VerificationError))
     targets = discover(model, config.entries).targets
-    return settle([decider.decide(entry, target) for entry in config.entries for target in targets[entry.layer]])
+    return settle(decider.decide([(entry, target) for entry in config.entries for target in targets[entry.layer]]))
 
 
 def reasons(decisions: list[Decision]) -> set[str]:

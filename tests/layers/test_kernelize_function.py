@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from kernelhub.layers.binding import record_of
-from kernelhub.layers.kernelize import LoadedSymbol, report, unkernelize
+from kernelhub.layers.kernelize import report, unkernelize
+from kernelhub.layers.symbol import LoadedSymbol
 from layers.kernel_layer import RAN, kernelize
 from layers.tiny_model import anatomy, logits, tiny
 

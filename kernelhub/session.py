@@ -1,0 +1,159 @@
+"""Session: what the steps of the path share, and the steps wired to it once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from kernelhub import setting
+from kernelhub.backend import device_backend
+from kernelhub.compatibility import select
+from kernelhub.environment import Environment
+from kernelhub.errors import DigestMismatch, InvalidRequest
+from kernelhub.fetch import fetch
+from kernelhub.locked import LockedIndex, make_lock
+from kernelhub.lockfile import Lock
+from kernelhub.recorded import RecordedIndex, RememberingIndex, fresh_seconds
+from kernelhub.reporter import Reporter
+from kernelhub.request import KernelRequest
+from kernelhub.resolution import Resolution, resolve
+from kernelhub.revision import RevisionKind
+from kernelhub.store import Store
+from kernelhub.trust import TrustPolicy
+from kernelhub.verify import VerificationState, VerifiedBuild, verify_folder, verify_stored
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from kernelhub.index import Index
+
+Trust = bool | Iterable[str]
+
+_this_machine = cache(Environment.detect)
+
+
+class VersionRow(NamedTuple):
+    """One API version: its commit, how many builds it has, and the best build for the machine (None: none fits)."""
+
+    version: int
+    commit: str
+    builds: int
+    best: str | None
+
+
+@dataclass
+class Session:
+    """What the steps share: store, endpoint, environment, offline switch, reporter.
+
+    Args:
+        cache_dir: the store's folder; default ``KERNELHUB_CACHE``, ``KERNELS_CACHE`` or ``kernelhub`` under HF_HOME.
+        endpoint: the Hub's address; default ``HF_ENDPOINT`` or the public Hub.
+        offline: True opens no socket; None follows ``HF_HUB_OFFLINE``.
+        token: an access token, None for the one that is logged in, False for none.
+        environment: the machine to choose builds for; None detects this one.
+        lockfile: a lock that every load has to follow; None uses ``KERNELHUB_LOCK``, else ``kernelhub.lock`` in the
+            current folder if there is one; False loads without a lock.
+    """
+
+    cache_dir: Path | None = None
+    endpoint: str | None = None
+    offline: bool | None = None
+    token: str | bool | None = None
+    environment: Environment | None = None
+    lockfile: Path | Literal[False] | None = None
+    reporter: Reporter = field(default_factory=Reporter)
+
+    @cached_property
+    def store(self) -> Store:
+        return Store(self.cache_dir, self.endpoint)
+
+    @cached_property
+    def detected(self) -> Environment:
+        return self.environment or _this_machine()
+
+    def resolve(
+        self, request: KernelRequest, *, backend: str | None = None, trust: Trust | TrustPolicy = False
+    ) -> Resolution:
+        """The build that serves ``request``; downloads nothing but its metadata."""
+        policy = trust if isinstance(trust, TrustPolicy) else TrustPolicy.of(trust)
+        return resolve(request, self.detected.with_backend(backend), self._index(request), policy)
+
+    def trust_of(self, repo_id: str, policy: TrustPolicy) -> str:
+        """Why a repository's code may run; raises UntrustedPublisher when it may not."""
+        return policy.check(repo_id, self._index(KernelRequest(repo_id)), requested=True)
+
+    def backend_of(self, device: torch.device) -> str:
+        """The backend that serves a torch device: torch calls ROCm's devices ``cuda`` too."""
+        return device_backend(device.type, rocm=self.detected.backend.name == "rocm")
+
+    def versions(self, request: KernelRequest, *, backend: str | None = None) -> list[VersionRow]:
+        """The API versions of a repository in numeric order, each with the build that fits best."""
+        if request.repo_id is None:
+            raise InvalidRequest(str(request), "has no versions on the Hub", "org/name")
+        index, environment = self._index(request), self.detected.with_backend(backend)
+        rows = []
+        for version, commit in index.refs(request.repo_id).versions.items():
+            builds = index.builds(request.repo_id, commit)
+            best = select(builds, environment).best
+            rows.append(VersionRow(version, commit, len(builds), None if best is None else str(best)))
+        return rows
+
+    def obtain(self, resolution: Resolution) -> VerifiedBuild:
+        """The verified build of a resolution and of all it depends on, downloaded where needed."""
+        dependencies = tuple(self.obtain(dependency) for dependency in resolution.dependencies)
+        if resolution.folder is not None:
+            return self._checked_state(verify_folder(resolution, dependencies))
+        index = self._index(resolution.request)
+        stored = fetch(resolution, index, self.store, self.reporter)
+        try:
+            return self._checked_state(verify_stored(stored, resolution, dependencies))
+        except DigestMismatch as damage:
+            self.store.discard(stored)
+            self.reporter.warn(f"{damage} The stored copy was removed; fetching it again.")
+            stored = fetch(resolution, index, self.store, self.reporter)
+            return self._checked_state(verify_stored(stored, resolution, dependencies))
+
+    def _checked_state(self, build: VerifiedBuild) -> VerifiedBuild:
+        if build.state is VerificationState.UNVERIFIED:
+            self.reporter.warn(f"kernel build {build.build} lists no digests: its files are loaded unverified")
+        return build
+
+    @cached_property
+    def lock(self) -> Lock | None:
+        """The lock in force, or None."""
+        if self.lockfile is False:
+            return None
+        path = self.lockfile or setting.lock_path()
+        return None if path is None else Lock.read(path)
+
+    def make_lock(self, requests: Iterable[KernelRequest], *, trust: Trust = False) -> Lock:
+        """Lock requests at what they mean now, for every variant; answers are asked for anew."""
+        fresh = RememberingIndex(self.store, self._connect, self.reporter, max_age=0.0)
+        return make_lock(requests, fresh, TrustPolicy.of(trust))
+
+    def _index(self, request: KernelRequest) -> Index:
+        if self.lock is not None:
+            return LockedIndex(self.lock, self._source(pinned=True))
+        return self._source(pinned=request.revision is not None and request.revision.kind is RevisionKind.COMMIT)
+
+    def _source(self, *, pinned: bool) -> Index:
+        """The store alone when offline, else the store in front of the Hub; what is pinned never grows stale."""
+        if setting.offline() if self.offline is None else self.offline:
+            return RecordedIndex(self.store)
+        max_age = math.inf if pinned else fresh_seconds()
+        return RememberingIndex(self.store, self._connect, self.reporter, max_age)
+
+    def _connect(self) -> Index:
+        return self._hub
+
+    @cached_property
+    def _hub(self) -> Index:
+        # Imported when a request is about to be made: a warm or offline load does not pay for the HTTP stack.
+        from kernelhub.hub import HubIndex  # noqa: PLC0415
+
+        return HubIndex(self.endpoint, self.token)
