@@ -1,0 +1,26 @@
+"""Labels: shifting them, checking them, and dividing by their number."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
+    """Assert, on the device and without waiting for it, that labels are classes or ignored."""
+    right = ((labels >= 0) & (labels < vocabulary)) | (labels == ignore_index)
+    torch._assert_async(right.all(), "a label is out of bounds for the vocabulary")
+
+
+def causal_labels(labels: Tensor, ignore_index: int) -> Tensor:
+    """Shift labels `(..., sequence)` to the left: each position is to predict the next token."""
+    return functional.pad(labels[..., 1:], (0, 1), value=ignore_index)
+
+
+def divisor(num_items: Tensor | float, like: Tensor) -> Tensor | float:
+    """Return `num_items`, on the device of `like` if it is a tensor."""
+    return num_items.to(like.device) if isinstance(num_items, Tensor) else num_items
+
+
+def safe_scale(grad: Tensor, count: Tensor | None) -> Tensor:
+    """Return `grad / count`, and 0 where nothing counts: torch's gradient of an empty mean is 0."""
+    return grad if count is None else torch.where(count > 0, grad / count, 0.0)

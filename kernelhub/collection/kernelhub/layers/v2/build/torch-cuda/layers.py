@@ -1,0 +1,189 @@
+"""Layers to bind to modules of a model, and functions to use in place of its own.
+
+A layer is stateless: only its `forward` is used, and `self` is the module it was bound to.
+`kernel_condition` returns True, or the reason why a module must keep its own forward.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from . import checks
+from .cross_entropy import causal_lm_loss as ForCausalLMLoss  # noqa: N812 - transformers' name
+from .fused_linear_cross_entropy import fused_linear_cross_entropy
+from .gated import Activation, gated, gated_linear
+from .labels import causal_labels
+from .layer_norm import layer_norm
+from .rms_norm import rms_norm
+from .rotary import rotary_pos_emb
+
+__all__ = [
+    "ForCausalLMLoss",
+    "FusedLinearCrossEntropy",
+    "GeGLUMLP",
+    "LayerNorm",
+    "RMSNorm",
+    "SwiGLUMLP",
+    "rotary_pos_emb",
+]
+
+rotary_pos_emb.kernel_condition = checks.fits_rotary  # type: ignore[attr-defined]
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm with `weight` and `variance_epsilon`, or `torch.nn.RMSNorm`."""
+
+    can_torch_compile: ClassVar[bool] = True
+    has_backward: ClassVar[bool] = True
+    kernel_condition = staticmethod(checks.fits_rms_norm)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Normalise `hidden_states` `(..., hidden)`; the result has the same shape."""
+        eps = self.variance_epsilon if hasattr(self, "variance_epsilon") else self.eps
+        if eps is None:
+            eps = torch.finfo(hidden_states.dtype).eps
+        return rms_norm(hidden_states, self.weight, eps, _casts_last(type(self)))
+
+
+@torch.compiler.assume_constant_result
+def _casts_last(cls: type[nn.Module]) -> bool:
+    return checks.casts_last(cls)
+
+
+class LayerNorm(nn.Module):
+    """`torch.nn.LayerNorm` over the last dimension."""
+
+    can_torch_compile: ClassVar[bool] = True
+    has_backward: ClassVar[bool] = True
+    kernel_condition = staticmethod(checks.fits_layer_norm)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise `input` `(..., hidden)`; the result has the same shape."""
+        return layer_norm(input, self.weight, self.bias, self.eps)
+
+
+class SwiGLUMLP(nn.Module):
+    """`down_proj(silu(gate_proj(x)) * up_proj(x))`."""
+
+    can_torch_compile: ClassVar[bool] = True
+    has_backward: ClassVar[bool] = True
+
+    @staticmethod
+    def kernel_condition(module: nn.Module) -> bool | str:
+        """Return True if `module` computes this, else the reason why not."""
+        return checks.fits_gated_mlp(module, ("silu",))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer to `x` `(..., hidden)`; the result is `(..., hidden)`."""
+        return _down(self.down_proj, self.gate_proj(x), self.up_proj(x), "silu")
+
+
+class GeGLUMLP(nn.Module):
+    """`down_proj(gelu(gate_proj(x)) * up_proj(x))`, exact or by tanh, as `act_fn` says."""
+
+    can_torch_compile: ClassVar[bool] = True
+    has_backward: ClassVar[bool] = True
+
+    @staticmethod
+    def kernel_condition(module: nn.Module) -> bool | str:
+        """Return True if `module` computes this, else the reason why not."""
+        return checks.fits_gated_mlp(module, ("gelu", "gelu_tanh"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer to `x` `(..., hidden)`; the result is `(..., hidden)`."""
+        activation = checks.activation_of(self.act_fn)
+        return _down(self.down_proj, self.gate_proj(x), self.up_proj(x), activation or "gelu")
+
+
+def _down(down: nn.Module, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """Return `down(act(gate) * up)`, without keeping the product if `down` is a plain layer.
+
+    The projections are called as modules: adapters, hooks and quantised layers keep working.
+    """
+    keeps = torch.compiler.is_compiling() or not torch.is_grad_enabled()
+    if keeps or torch.is_autocast_enabled(gate.device.type) or not checks.is_bare_linear(down):
+        return down(gated(gate, up, activation))
+    return gated_linear(gate, up, down, activation)
+
+
+class FusedLinearCrossEntropy(nn.Module):
+    """Forward of a `*ForCausalLM` model that computes its training loss without the logits."""
+
+    can_torch_compile: ClassVar[bool] = False
+    has_backward: ClassVar[bool] = True
+    kernel_condition = staticmethod(checks.fits_fused_loss)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> Any:
+        """Return a `CausalLMOutputWithPast` whose `logits` are None.
+
+        Without labels, in evaluation, with `logits_to_keep`, or once the head is no longer a plain
+        layer, the model's own forward runs instead.
+        """
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds,
+            "use_cache": use_cache,
+        }
+        if not _wants_loss_only(self, labels, logits_to_keep):
+            rest = {"labels": labels, "logits_to_keep": logits_to_keep, **kwargs}
+            return type(self).forward(self, **inputs, **rest)
+        return_dict = kwargs.pop("return_dict", None)
+        outputs = getattr(self, self.base_model_prefix)(**inputs, **kwargs)
+        loss = _loss(self.lm_head, outputs.last_hidden_state, labels, **kwargs)
+        result = _causal_lm_output(loss, outputs)
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return result if as_dict else result.to_tuple()
+
+
+def _wants_loss_only(module: nn.Module, labels: Tensor | None, logits_to_keep: object) -> bool:
+    whole = isinstance(logits_to_keep, int) and logits_to_keep == 0
+    return module.training and labels is not None and whole and not checks.head_reason(module)
+
+
+def _loss(
+    head: nn.Linear,
+    hidden: Tensor,
+    labels: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **_kwargs: object,
+) -> Tensor:
+    """Return the loss of `hidden` `(batch, sequence, hidden)` as transformers defines it."""
+    targets = causal_labels(labels, ignore_index) if shift_labels is None else shift_labels
+    return fused_linear_cross_entropy(
+        hidden.reshape(-1, hidden.shape[-1]),
+        head.weight,
+        targets.reshape(-1).to(hidden.device),
+        head.bias,
+        ignore_index,
+        num_items_in_batch,
+    )
+
+
+def _causal_lm_output(loss: Tensor, outputs: Any) -> Any:
+    # Imported here: the kernels load without transformers, only models of it come this far.
+    from transformers.modeling_outputs import CausalLMOutputWithPast  # noqa: PLC0415
+
+    return CausalLMOutputWithPast(
+        loss=loss,
+        logits=None,
+        past_key_values=outputs.past_key_values,
+        hidden_states=outputs.hidden_states,
+        attentions=outputs.attentions,
+    )
