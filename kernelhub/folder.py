@@ -34,8 +34,8 @@ class LocalFolder:
         """
         if not folder.is_dir():
             raise RepositoryNotFound(str(folder), "this machine", "no such folder")
-        if _is_build(folder):
-            named = _is_variant(folder.name)
+        named = _is_variant(folder.name)
+        if named or _is_build(folder):
             builds = {folder.name: folder} if named else {}
             return cls(str(folder), builds, None if named else folder)
         parent = folder / "build" if (folder / "build").is_dir() else folder

@@ -9,6 +9,7 @@ import contextlib
 import ipaddress
 import itertools
 import re
+import threading
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlsplit
 
@@ -25,7 +26,14 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, but outside __all__
 
 from kernelhub import __version__, setting
-from kernelhub.errors import HubUnavailable, IncompleteDownload, RepositoryNotFound, RevisionNotFound
+from kernelhub.errors import (
+    HubUnavailable,
+    IncompleteDownload,
+    InvalidPath,
+    KernelHubError,
+    RepositoryNotFound,
+    RevisionNotFound,
+)
 from kernelhub.index import Builds, ContentHash, ListedFile, Refs
 from kernelhub.request import checked_repo_id
 
@@ -58,17 +66,18 @@ class HubIndex:
     """
 
     def __init__(self, endpoint: str | None = None, token: str | bool | None = None) -> None:
-        self.name = endpoint or setting.endpoint()
+        self.name = endpoint.rstrip("/") if endpoint else setting.endpoint()
         _refuse_plain_http(self.name)
         self._token = token
         self._api = HfApi(endpoint=self.name, token=token, library_name="kernelhub", library_version=__version__)
         self._types: dict[str, str] = {}
+        self._asking = threading.Lock()  # files are asked for in parallel, their repository's type only once
 
     def trusts(self, publisher: str) -> bool:
         """See Index.trusts; a publisher that is a person, not an organization, is not a trusted one."""
         try:
             overview = self._get_json(f"/api/organizations/{quote(publisher, safe='')}/overview", publisher)
-        except RepositoryNotFound:
+        except (RepositoryNotFound, _Moved):  # a renamed organization has to be named by its new name
             return False
         return overview.get("trustedKernelPublisher") is True
 
@@ -98,13 +107,14 @@ class HubIndex:
             build, path = _below_build(entry.path)
             files = grouped.setdefault(build, [])
             if isinstance(entry, RepoFile) and path:
-                files.append(_listed(entry, path))
+                files.append(self._listed(entry, path))
         return {build: tuple(files) for build, files in grouped.items() if files}
 
     def files(self, repo_id: str, commit: str, build: str) -> tuple[ListedFile, ...]:
         """See Index.files."""
         entries = self._tree(repo_id, commit, f"{BUILD_FOLDER}/{build}", recursive=True)
-        return tuple(_listed(entry, _below_build(entry.path)[1]) for entry in entries if isinstance(entry, RepoFile))
+        files = [(*_below_build(entry.path), entry) for entry in entries if isinstance(entry, RepoFile)]
+        return tuple(self._listed(entry, path) for folder, path, entry in files if folder == build)
 
     @contextlib.contextmanager
     def stream(self, repo_id: str, commit: str, path: str, offset: int = 0) -> Iterator[Iterator[bytes]]:
@@ -133,8 +143,10 @@ class HubIndex:
         except _Moved as moved:
             return Refs(repo_type=repo_type, moved_to=moved.destination)
         self._types[repo_id] = repo_type
-        branches = {ref["name"]: self._checked_commit(repo_id, ref["targetCommit"]) for ref in data["branches"]}
-        tags = {ref["name"]: self._checked_commit(repo_id, ref["targetCommit"]) for ref in data["tags"]}
+        with self._readable(f"the branches of {repo_id}"):
+            branches, tags = ({ref["name"]: ref["targetCommit"] for ref in data[kind]} for kind in ("branches", "tags"))
+        for commit in (*branches.values(), *tags.values()):
+            self._checked_commit(repo_id, commit)
         return Refs(branches, tags, repo_type)
 
     def _get_json(self, path: str, repo_id: str) -> dict[str, Any]:
@@ -150,10 +162,8 @@ class HubIndex:
             if response.is_redirect:
                 raise _Moved(_repository_in(response.headers.get("Location", ""), path))
             hf_raise_for_status(response)
-        data = response.json()
-        if not isinstance(data, dict):
-            raise HubUnavailable(self.name, f"the answer to {path} is not a JSON object")
-        return data
+        with self._readable(path):
+            return dict(response.json())
 
     def _headers(self) -> dict[str, str]:
         headers: dict[str, str] = build_hf_headers(
@@ -162,22 +172,47 @@ class HubIndex:
         return headers
 
     def _type(self, repo_id: str) -> str:
-        """The repository's type on the Hub, which is part of every address."""
-        return self._types.get(repo_id) or self.refs(repo_id).repo_type
+        """The repository's type on the Hub, which is part of every address.
+
+        Only a repository that is where its name says is known by its type: no listing or file is ever asked for at a
+        name that redirects, not even for a pinned commit (S-04).
+        """
+        with self._asking:
+            moved_to = None if repo_id in self._types else self.refs(repo_id).moved_to
+        if moved_to is not None:
+            raise RepositoryNotFound(repo_id, self.name, f"it has moved to {moved_to}: ask for that name")
+        return self._types[repo_id]
 
     def _tree(self, repo_id: str, commit: str, path: str, *, recursive: bool) -> Iterator[RepoFile | RepoFolder]:
         try:
-            with self._translated(repo_id, commit):
+            with self._translated(repo_id, commit), self._readable(f"the files of {repo_id}"):
                 yield from self._api.list_repo_tree(
                     repo_id, path, recursive=recursive, revision=commit, repo_type=self._type(repo_id)
                 )
         except EntryNotFoundError:
             return
 
-    def _checked_commit(self, repo_id: str, commit: str) -> str:
-        if not _COMMIT.fullmatch(commit):
+    def _listed(self, entry: RepoFile, path: str) -> ListedFile:
+        size, digest = (entry.size, entry.blob_id) if entry.lfs is None else (entry.lfs.size, entry.lfs.sha256)
+        if type(size) is not int or size < 0 or not isinstance(digest, str) or not _ETAG.fullmatch(digest):
+            raise HubUnavailable(self.name, f"it lists {entry.path!r} with size {size!r} and content hash {digest!r}")
+        return ListedFile(path, size, ContentHash("git" if entry.lfs is None else "sha256", digest))
+
+    def _checked_commit(self, repo_id: str, commit: object) -> str:
+        if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
             raise HubUnavailable(self.name, f"it names {commit!r} as a commit of {repo_id}, not 40 hex digits")
         return commit
+
+    @contextlib.contextmanager
+    def _readable(self, what: str) -> Iterator[None]:
+        """An answer that is not what the Hub's API promises (a proxy's page, say) is a failed request."""
+        try:
+            yield
+        except KernelHubError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            cause = f"it does not answer as a Hub does about {what} ({type(error).__name__}: {error})"
+            raise HubUnavailable(self.name, cause) from error
 
     @contextlib.contextmanager
     def _translated(self, repo_id: str, revision: str = "") -> Iterator[None]:
@@ -240,15 +275,16 @@ def _is_loopback(host: str) -> bool:
 
 
 def _below_build(path: str) -> tuple[str, str]:
-    """Split ``build/<variant>/<path>``."""
-    build, _, rest = path.removeprefix(f"{BUILD_FOLDER}/").partition("/")
+    """Split ``build/<variant>/<path>``.
+
+    Raises:
+        InvalidPath: a listing of ``build`` names something elsewhere.
+    """
+    top, _, below = path.partition("/")
+    if top != BUILD_FOLDER:
+        raise InvalidPath(path, f"listed in {BUILD_FOLDER!r}, but is not there", f"{BUILD_FOLDER}/<variant>/<file>")
+    build, _, rest = below.partition("/")
     return build, rest
-
-
-def _listed(entry: RepoFile, path: str) -> ListedFile:
-    if entry.lfs is not None:
-        return ListedFile(path, entry.lfs.size, ContentHash("sha256", entry.lfs.sha256))
-    return ListedFile(path, entry.size, ContentHash("git", entry.blob_id))
 
 
 def _check_headers(response: Any, repo_id: str, commit: str, path: str) -> None:
@@ -257,7 +293,7 @@ def _check_headers(response: Any, repo_id: str, commit: str, path: str) -> None:
     if served is not None and served != commit:
         raise IncompleteDownload(repo_id, path, f"header X-Repo-Commit is {served!r}, asked for {commit}")
     etag = _first_header(response, "X-Linked-Etag") or _first_header(response, "ETag")
-    plain = (etag or "").removeprefix("W/").strip('"')
+    plain = (etag or "").strip('"')
     if not _ETAG.fullmatch(plain):
         raise IncompleteDownload(repo_id, path, f"header ETag is {etag!r}, not a content hash")
 

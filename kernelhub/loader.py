@@ -22,7 +22,7 @@ from kernelhub.errors import ImportFailed, IncompatibleLibrary, KernelHubError, 
 from kernelhub.pythondepend import check_python_depends, package_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from kernelhub.verify import VerifiedBuild
@@ -214,16 +214,32 @@ def _restore(before: dict[str, ModuleType]) -> None:
 
 
 def _load_error(build: VerifiedBuild, error: Exception) -> KernelHubError:
-    text = str(error).strip().splitlines()
-    cause = f"{type(error).__name__}: {text[0] if text else ''}"
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith(PREFIX):
         top = error.name.partition(".")[0]
         if top not in sys.modules and importlib.util.find_spec(top) is None:
             return MissingDependency(build.build, top, top, package_of(top))
-    if isinstance(error, (ImportError, OSError)) and any(word in str(error) for word in _LIBRARY_WORDS):
-        library = getattr(error, "path", None) or "native library"
-        return IncompatibleLibrary(build.build, str(library), cause, "See `kernelhub explain` for builds that fit.")
-    return ImportFailed(build.build, cause)
+    refusal = next((link for link in _chain(error) if _is_of_library(link)), None)
+    if refusal is not None:
+        library = str(getattr(refusal, "path", None) or "native library")
+        hint = "See `kernelhub explain` for builds that fit."
+        return IncompatibleLibrary(build.build, library, _first_line(refusal), hint)
+    return ImportFailed(build.build, _first_line(error))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it was raised from: torch wraps what the dynamic loader said."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _is_of_library(error: BaseException) -> bool:
+    return isinstance(error, (ImportError, OSError)) and any(word in str(error) for word in _LIBRARY_WORDS)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def _layers_module(build: VerifiedBuild) -> list[ModuleType]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from kernelhub import setting
 from kernelhub.errors import DigestMismatch, HubUnavailable, NotCached
 from kernelhub.index import Builds, ContentHash, Index, ListedFile, Refs
 from kernelhub.store import open_regular
+from kernelhub.verify import hash_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,23 +42,23 @@ class RecordedIndex:
 
     def refs(self, repo_id: str, *, refresh: bool = False) -> Refs:
         """See Index.refs."""
-        record = self._store.recorded("repositories", repo_id)
-        if record is None:
+        refs = _refs_of(self._store.recorded("repositories", repo_id))
+        if refs is None:
             raise self._not_cached(f"kernel {repo_id}", repo_id)
-        return _refs_of(record)
+        return refs
 
     def commit(self, repo_id: str, revision: str) -> str:
         """See Index.commit."""
         record = self._store.recorded("revisions", f"{repo_id}@{revision}")
-        if record is None:
+        if record is None or "commit" not in record:
             raise self._not_cached(f"revision {revision} of kernel {repo_id}", f"{repo_id}@{revision}")
         return str(record["commit"])
 
     def builds(self, repo_id: str, commit: str) -> Builds:
         """See Index.builds: the recorded listing, else the builds that are there."""
-        record = self._store.recorded("listings", f"{repo_id}@{commit}")
-        if record is not None:
-            return _builds_of(record)
+        builds = _builds_of(self._store.recorded("listings", f"{repo_id}@{commit}"))
+        if builds is not None:
+            return builds
         stored = {
             build.manifest.variant: None
             for build in self._store.builds()
@@ -130,15 +130,16 @@ class RememberingIndex:
     def refs(self, repo_id: str, *, refresh: bool = False) -> Refs:
         """See Index.refs."""
         record = self._store.recorded("repositories", repo_id)
+        known = _refs_of(record)
         enough = repo_id in self._asked if refresh else self._is_fresh(record)
-        if record is not None and enough:
-            return _refs_of(record)
+        if known is not None and enough:
+            return known
         try:
             refs = self._hub.refs(repo_id)
         except HubUnavailable as error:
-            self._warn_stale(record, f"kernel {repo_id}", error)
+            self._warn_stale(record if known else None, f"kernel {repo_id}", error)
             return self._recorded.refs(repo_id)
-        self._report_moves(repo_id, record, refs)
+        self._report_moves(repo_id, known, refs)
         self._store.record("repositories", repo_id, asdict(refs))
         self._asked.add(repo_id)
         return refs
@@ -146,18 +147,23 @@ class RememberingIndex:
     def commit(self, repo_id: str, revision: str) -> str:
         """See Index.commit."""
         name = f"{repo_id}@{revision}"
-        if self._is_fresh(self._store.recorded("revisions", name)):
+        record = self._store.recorded("revisions", name)
+        if self._is_fresh(record):
             return self._recorded.commit(repo_id, revision)
-        commit = self._hub.commit(repo_id, revision)
+        try:
+            commit = self._hub.commit(repo_id, revision)
+        except HubUnavailable as error:
+            self._warn_stale(record, f"revision {revision} of kernel {repo_id}", error)
+            return self._recorded.commit(repo_id, revision)
         self._store.record("revisions", name, {"commit": commit})
         return commit
 
     def builds(self, repo_id: str, commit: str) -> Builds:
         """See Index.builds."""
         name = f"{repo_id}@{commit}"
-        record = self._store.recorded("listings", name)
-        if record is not None:
-            return _builds_of(record)
+        known = _builds_of(self._store.recorded("listings", name))
+        if known is not None:
+            return known
         builds = self._hub.builds(repo_id, commit)
         self._store.record("listings", name, {"builds": builds})
         return builds
@@ -191,30 +197,41 @@ class RememberingIndex:
         age = max(0.0, time.time() - record["time"])
         self._reporter.warn(f"{error}; using what the Hub said of {what} {age / 3600:.1f} hours ago")
 
-    def _report_moves(self, repo_id: str, record: dict[str, Any] | None, refs: Refs) -> None:
+    def _report_moves(self, repo_id: str, known: Refs | None, refs: Refs) -> None:
         """Tell about versions whose branch now points elsewhere (S-01); new commits are not yet downloaded here."""
-        for branch, before in (record or {}).get("branches", {}).items():
+        for branch, before in known.branches.items() if known else ():
             now = refs.branches.get(branch)
             if now is not None and now != before:
                 self._reporter.warn(f"kernel {repo_id}: branch {branch} moved from {before[:12]} to {now[:12]}")
 
 
 def _is_intact(stored: StoredBuild, path: str) -> bool:
-    """Is this file of a stored build what was stored? Only asked about small files."""
+    """Is this file of a stored build what was stored?"""
     expected = next((file.sha256 for file in stored.manifest.files if file.path == path), None)
     try:
-        with open_regular(stored.files_folder / path) as file:
-            return hashlib.sha256(file.read()).hexdigest() == expected
+        return hash_file(stored.files_folder / path) == expected
     except OSError:
         return False
 
 
-def _refs_of(record: dict[str, Any]) -> Refs:
-    return Refs(record["branches"], record["tags"], record["repo_type"], record.get("moved_to"))
+def _refs_of(record: dict[str, Any] | None) -> Refs | None:
+    """A recorded answer; None when there is none or it is damaged."""
+    if record is None:
+        return None
+    try:
+        return Refs(dict(record["branches"]), dict(record["tags"]), record["repo_type"], record.get("moved_to"))
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
-def _builds_of(record: dict[str, Any]) -> Builds:
-    return {build: _files_of(files) for build, files in record["builds"].items()}
+def _builds_of(record: dict[str, Any] | None) -> Builds | None:
+    """A recorded listing; None when there is none or it is damaged."""
+    if record is None:
+        return None
+    try:
+        return {build: _files_of(files) for build, files in record["builds"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def _files_of(files: list[Any] | None) -> tuple[ListedFile, ...] | None:

@@ -93,6 +93,8 @@ class KernelRequest:
             raise InvalidRequest(text, f"second ':' at character {text.index(':', len(repo) + 1) + 1}")
         if text.startswith("@"):
             raise InvalidRequest(text, f"the organization {shown(repo.partition('/')[0])} may not start with '@'")
+        if not repo:
+            raise InvalidRequest(text, "no repository before ':'")
         repo, at, revision = repo.partition("@")
         if "@" in revision:
             raise InvalidRequest(text, f"second '@' at character {text.index('@', len(repo) + 1) + 1}")

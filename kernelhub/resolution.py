@@ -15,22 +15,25 @@ from kernelhub.compatibility import Selection, judge_archs, select
 from kernelhub.errors import (
     DigestMismatch,
     InvalidMetadata,
+    InvalidPath,
     KernelDependencyError,
     NoCompatibleVariant,
     RepositoryNotFound,
     RevisionNotFound,
+    UntrustedPublisher,
 )
 from kernelhub.folder import LocalFolder, open_builtin
 from kernelhub.metadata import MAX_BYTES, Metadata
 from kernelhub.request import KernelRequest
 from kernelhub.revision import Revision, RevisionKind
+from kernelhub.store import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from kernelhub.environment import Environment
-    from kernelhub.index import Index, ListedFile, Refs
+    from kernelhub.index import Builds, Index, ListedFile, Refs
     from kernelhub.trust import TrustPolicy
 
 DEFAULT_REVISION = Revision.version(1)
@@ -133,15 +136,15 @@ class _Resolver:
         return self._done[key]
 
     def _resolve_repository(self, request: KernelRequest, repo_id: str, parents: tuple[str, ...]) -> Resolution:
-        trust = self._trust.check(repo_id, self._index, requested=not parents)
         revision = request.revision or DEFAULT_REVISION
+        trust = self._checked_trust(repo_id, revision, requested=not parents)
         moved_to = None if revision.kind is RevisionKind.COMMIT else self._index.refs(repo_id).moved_to
         if moved_to is not None:
             return self._follow(request, repo_id, moved_to, parents)
         commit = find_commit(repo_id, revision, self._index)
         chosen = self._choose(repo_id, commit)
-        if chosen is None:
-            raise self._no_compatible(repo_id, commit, revision)
+        if isinstance(chosen, Selection):
+            raise self._no_compatible(repo_id, commit, revision, chosen)
         name = f"{request.name}@{request.revision}"
         return Resolution(
             request=request,
@@ -158,6 +161,15 @@ class _Resolver:
             dependencies=self._dependencies(chosen.metadata, (*parents, name)),
         )
 
+    def _checked_trust(self, repo_id: str, revision: Revision, *, requested: bool) -> str:
+        try:
+            return self._trust.check(repo_id, self._index, requested=requested)
+        except UntrustedPublisher:
+            if self._index.trusts(repo_id.partition("/")[0]) is None:  # offline, and never asked about online:
+                commit = find_commit(repo_id, revision, self._index)  # NotCached is the better answer, if it is one
+                self._index.builds(repo_id, commit)
+            raise
+
     def _follow(self, request: KernelRequest, repo_id: str, moved_to: str, parents: tuple[str, ...]) -> Resolution:
         """Resolve a renamed repository at its new name, which has to be trusted on its own; one hop only (S-04)."""
         name = f"{request.name}@{request.revision}"
@@ -172,14 +184,16 @@ class _Resolver:
         requests = [KernelRequest(dependency.repo_id, revision=dependency.revision) for dependency in wanted]
         return tuple(self.resolve(request, parents) for request in requests)
 
-    def _choose(self, repo_id: str, commit: str) -> Chosen | None:
-        """The best build whose metadata does not rule it out, or None."""
+    def _choose(self, repo_id: str, commit: str) -> Chosen | Selection:
+        """The best build whose metadata does not rule it out, else why each was rejected."""
         builds = self._index.builds(repo_id, commit)
+        refuse_backslashes(builds, f"{repo_id}@{commit[:12]}")
         selection = select(builds, self._environment)
         while selection.best is not None:
             variant = str(selection.best)
             listed = builds[variant]
-            files = checked_files(self._index.files(repo_id, commit, variant) if listed is None else listed)
+            files = self._index.files(repo_id, commit, variant) if listed is None else listed
+            files = checked_files(files, f"{repo_id}@{commit[:12]} {variant}")
             data = read_metadata(self._index, repo_id, commit, variant, files)
             metadata = None if data is None else Metadata.parse(data, f"{repo_id}@{commit[:12]}")
             verdict = judge_archs(metadata.archs if metadata else (), self._environment)
@@ -187,10 +201,11 @@ class _Resolver:
                 notes = (verdict.note,) if verdict.note else ()
                 return Chosen(variant, files, metadata, data, selection, notes)
             selection = selection.without_best(verdict.reason)
-        return None
+        return selection
 
-    def _no_compatible(self, repo_id: str, commit: str, revision: Revision) -> NoCompatibleVariant:
-        selection = select(self._index.builds(repo_id, commit), self._environment)
+    def _no_compatible(
+        self, repo_id: str, commit: str, revision: Revision, selection: Selection
+    ) -> NoCompatibleVariant:
         unknown = [str(error.value) for error in selection.unknown]
         fitting = self._fitting_version(repo_id, commit)
         return NoCompatibleVariant(repo_id, str(revision), self._environment, selection.rejected, unknown, fitting)
@@ -206,9 +221,8 @@ class _Resolver:
     def _resolve_folder(self, request: KernelRequest) -> Resolution:
         local = open_builtin(request.revision) if request.is_builtin else LocalFolder.open(request.folder)
         folder, selection = self._choose_folder(local, request)
-        metadata_file = folder / METADATA
-        data = metadata_file.read_bytes() if metadata_file.is_file() else None
-        metadata = None if data is None else Metadata.parse(data, str(metadata_file))
+        data = _local_metadata(folder / METADATA)
+        metadata = None if data is None else Metadata.parse(data, str(folder / METADATA))
         name, _, commit = local.label.partition("@") if request.is_builtin else (local.label, "", "")
         return Resolution(
             request=request,
@@ -258,11 +272,26 @@ def _look_up(revision: Revision, refs: Refs) -> str | None:
     return refs.versions[fitting[-1]] if fitting else None
 
 
-def checked_files(files: tuple[ListedFile, ...]) -> tuple[ListedFile, ...]:
+def checked_files(files: tuple[ListedFile, ...], origin: str = "") -> tuple[ListedFile, ...]:
     """The files to fetch: bytecode that slipped into a repository is left out, odd names refuse the build."""
     kept = tuple(file for file in files if not is_bytecode(file.path) or file.path.endswith(".pth"))
-    check_paths(file.path for file in kept)
+    try:
+        check_paths(file.path for file in kept)
+    except InvalidPath as error:
+        raise InvalidPath(error.value, error.problem, error.expected, origin) from None
     return kept
+
+
+def refuse_backslashes(builds: Builds, origin: str) -> None:
+    """A backslash anywhere in a listing refuses the whole revision: what it means differs among systems (S-11).
+
+    Raises:
+        InvalidPath: the first such path.
+    """
+    for build, files in builds.items():
+        for path in (build, *(f"{build}/{file.path}" for file in files or ())):
+            if "\\" in path:
+                raise InvalidPath(path, "backslash", "names joined by '/'", origin)
 
 
 def read_metadata(index: Index, repo_id: str, commit: str, variant: str, files: tuple[ListedFile, ...]) -> bytes | None:
@@ -286,6 +315,17 @@ def read_metadata(index: Index, repo_id: str, commit: str, variant: str, files: 
     if not listed.matches(bytes(data)):
         raise DigestMismatch(f"{repo_id}@{commit[:12]} {variant}", METADATA, "differs from the Hub's listing")
     return bytes(data)
+
+
+def _local_metadata(path: Path) -> bytes | None:
+    """The bytes of a ``metadata.json`` read in place, as many as the parser accepts and one more; None without one."""
+    try:
+        with open_regular(path) as file:
+            return file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidMetadata(METADATA, f"cannot be read ({error.strerror})", "a regular file", str(path)) from error
 
 
 def refuse_endless(name: str, parents: tuple[str, ...], done: int) -> None:

@@ -130,4 +130,4 @@ def _check_name(text: str) -> None:
     if _NAME.fullmatch(text) is None or ".." in text or "//" in text or text.endswith(".lock") or "/." in text:
         raise InvalidRequest(text, "not a branch, tag or commit name", EXPECTED)
     if re.fullmatch(r"[0-9a-fA-F]{41,}", text, re.ASCII):
-        raise InvalidRequest(text, f"{len(text)} hex digits", "a commit has 40")
+        raise InvalidRequest(text, f"{len(text)} hex digits", "40 for a commit")

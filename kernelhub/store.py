@@ -293,11 +293,10 @@ def open_regular(path: Path) -> BinaryIO:
     """
     flags = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")  # each where the system has it
     handle = os.open(path, os.O_RDONLY | sum(getattr(os, flag, 0) for flag in flags))
-    file = cast("BinaryIO", os.fdopen(handle, "rb", buffering=0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
-        file.close()
+        os.close(handle)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return file
+    return cast("BinaryIO", os.fdopen(handle, "rb", buffering=0))
 
 
 def _stored_build(folder: Path) -> StoredBuild | None:

@@ -90,7 +90,8 @@ class _Demo:
         self._say(f"6. The Hub is stopped (it answered {online} requests); once more, from the store")
         again = self._bind(plain, Session(cache_dir=session.cache_dir, endpoint=session.endpoint))
         self._check("repeated from the store", self._comparison.compare_numbers(plain, again, batch))
-        self._say("Result: " + ("; ".join(self._failures) or "same numbers, every layer bound, nothing fell back"))
+        if not self._failures:
+            self._say("Result: the same numbers but for rounding, every layer bound, nothing fell back")
         return self._failures
 
     def _show_environment(self, environment: Environment) -> None:
