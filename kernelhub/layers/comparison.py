@@ -60,6 +60,10 @@ class Numbers:
     loss: torch.Tensor
     gradients: dict[str, torch.Tensor]
 
+    def gradient(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """A parameter's gradient; zeros where the computation gave none."""
+        return self.gradients.get(name, torch.zeros_like(like, dtype=self.logits.dtype))
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -74,8 +78,8 @@ def compare_numbers(plain: nn.Module, bound: nn.Module, batch: Batch) -> list[De
     exact = numbers(copy.deepcopy(plain).double(), batch, _float64_loss)
     ours, theirs = numbers(bound, batch, _own_loss), numbers(plain, batch, _own_loss)
     gradients = [
-        _deviation(f"gradient of {name}", *(run.gradients[name] for run in (exact, theirs, ours)))
-        for name in exact.gradients
+        _deviation(f"gradient of {name}", gradient, theirs.gradient(name, gradient), ours.gradient(name, gradient))
+        for name, gradient in exact.gradients.items()
     ]
     noise = statistics.median(deviation.plain / (deviation.scale or 1.0) for deviation in gradients)
     return [
