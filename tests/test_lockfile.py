@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -54,10 +55,8 @@ def test_the_same_lock_gives_the_same_bytes_in_any_order(lock: Lock) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_lock_or_a_named_error(data: bytes) -> None:
-    try:
+    with contextlib.suppress(InvalidLockfile):
         Lock.parse(data)
-    except InvalidLockfile as error:
-        assert str(error)
 
 
 @pytest.mark.parametrize(
