@@ -167,8 +167,9 @@ class KernelConfig:
         return hash(self._identity())
 
     def __repr__(self) -> str:
-        flags = "" if self._inherit_mapping else ", inherit_mapping=False"
-        return f"KernelConfig({self.kernel_mapping!r}{flags})"
+        local = ", use_local_kernel=True" if self._use_local_kernel else ""
+        alone = "" if self._inherit_mapping else ", inherit_mapping=False"
+        return f"KernelConfig({self.kernel_mapping!r}{local}{alone})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KernelConfig, (self.kernel_mapping, self._use_local_kernel, self._inherit_mapping)
