@@ -67,7 +67,7 @@ def load_kernel(
         'RMSNorm'
     """
     parsed = KernelRequest.parse(request).at(version=version, revision=revision)
-    chosen = session or Session(offline=offline)
+    chosen = _session(session, offline)
     build = chosen.obtain(chosen.resolve(parsed, backend=backend, trust=trust_remote_code))
     return load(build) if parsed.symbol is None else symbol(build, parsed.symbol)
 
@@ -107,7 +107,7 @@ def kernelize(
     """
     from kernelhub.layers import kernelize as binder  # noqa: PLC0415  # torch, which importing the API must not need
 
-    chosen = session or Session(offline=offline)
+    chosen = _session(session, offline)
     binder.kernelize(
         model,
         _as_config(config),
@@ -145,7 +145,7 @@ def plan(
     """What ``kernelize`` would do, without downloading or importing a kernel; arguments as in ``kernelize``."""
     from kernelhub.layers import kernelize as binder  # noqa: PLC0415  # as above
 
-    chosen = session or Session(offline=offline)
+    chosen = _session(session, offline)
     return binder.plan(
         model,
         _as_config(config),
@@ -153,6 +153,13 @@ def plan(
         resolve=_Kernels(chosen, trust_remote_code).plan,
         backend_of=chosen.backend_of,
     )
+
+
+def _session(session: Session | None, offline: bool | None) -> Session:
+    """The session to use; ``offline`` given beside one has the last word."""
+    if session is None:
+        return Session(offline=offline)
+    return session if offline is None else replace(session, offline=offline)
 
 
 def _as_config(config: KernelConfig | Mapping[str, Any]) -> KernelConfig:

@@ -6,10 +6,6 @@ describes another one; tests and prefetch build it by hand. ``Environment.parse(
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
-import importlib.metadata
-import importlib.util
 import platform
 import re
 import sys
@@ -18,29 +14,50 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kernelhub.backend import BACKENDS, Backend, BackendKind, Release, backend_kind
-from kernelhub.errors import InvalidBackend, InvalidEnvironment, shown
+from kernelhub.errors import InvalidBackend, InvalidEnvironment, did_you_mean, shown
+from kernelhub.machine import (
+    Gpu,
+    detect_backend,
+    detect_cxx11_abi,
+    detect_gpus,
+    detect_libc,
+    import_torch,
+    installed_release,
+    normalise_cpu,
+    parse_release,
+    parse_torch,
+    read_installed_torch,
+    readable_release,
+)
 from kernelhub.variant import CPUS, SYSTEMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
 RUNNING_PYTHON = Release(*sys.version_info[:2])
 _GPU_KEYS = {"cuda": "sm", "rocm": "gfx"}
 _UNKNOWN = "unknown"
-_RELEASE = re.compile(r"(?P<major>[0-9]{1,4})\.(?P<minor>[0-9]{1,4})(?:[.+a-z-][0-9A-Za-z.+_-]*)?", re.ASCII)
 _PRERELEASE = re.compile(r"[0-9.]+?[._-]?(?:a|b|c|rc|dev|alpha|beta|pre)", re.ASCII)
-_ONEAPI_DATE = re.compile(r"(?P<major>20[0-9]{2})(?P<minor>[0-9]{2})[0-9]{2}", re.ASCII)
 _OFFICIAL_LOCAL = re.compile(r"(?:cpu|xpu|cu[0-9]+|rocm[0-9.]+)(?:\.cxx11\.abi)?", re.ASCII)
-_CPU_SPELLINGS = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
-
-@dataclass(frozen=True)
-class Gpu:
-    """One visible device: its architecture (``9.0`` on CUDA, ``gfx942`` on ROCm) and its marketing name."""
-
-    arch: str
-    name: str = field(default="", compare=False)
+_LINUX = "torch=2.13,cpu=x86_64,os=linux"
+PRESETS = {
+    "linux-cpu": _LINUX,
+    "linux-arm-cpu": "torch=2.13,cpu=aarch64,os=linux",
+    "a100": f"{_LINUX},cuda=13.0,sm=80",
+    "l40s": f"{_LINUX},cuda=13.0,sm=89",
+    "h100": f"{_LINUX},cuda=13.0,sm=90",
+    "h200": f"{_LINUX},cuda=13.0,sm=90",
+    "gh200": "torch=2.13,cpu=aarch64,os=linux,cuda=13.0,sm=90",
+    "b200": f"{_LINUX},cuda=13.0,sm=100",
+    "gb10": "torch=2.13,cpu=aarch64,os=linux,cuda=13.0,sm=121",
+    "rtx4090": f"{_LINUX},cuda=13.0,sm=89",
+    "rtx5090": f"{_LINUX},cuda=13.0,sm=120",
+    "mi300x": f"{_LINUX},rocm=7.0,gfx=gfx942",
+    "mac": "torch=2.13,cpu=aarch64,os=darwin,metal=1,macos=26.0",
+    "windows-cpu": "torch=2.13,cpu=x86_64,os=windows",
+}
+"""Machines by name, with the Torch of this release; other versions are given behind the name."""
 
 
 @dataclass(frozen=True)
@@ -67,31 +84,35 @@ class Environment:
     torch_build: str = field(default="", compare=False)
 
     @classmethod
-    def detect(cls) -> Environment:
+    def detect(cls, *, without_import: bool = False) -> Environment:
         """Describe this process: Torch (imported if installed), backend, devices, C library, Python.
+
+        ``without_import`` reads what the installed Torch's files say instead: quick, but the devices stay unknown.
 
         Raises:
             InvalidEnvironment: Torch's version, or that of its CUDA, ROCm or XPU, cannot be read.
         """
-        torch = import_torch()
+        torch = read_installed_torch() if without_import else import_torch()
         backend = detect_backend(torch)
         return cls(
             backend=backend,
             cpu=normalise_cpu(platform.machine()),
             os=platform.system().lower(),
             torch=parse_torch(torch.__version__) if torch else None,
-            cxx11_abi=_cxx11_abi(torch),
+            cxx11_abi=detect_cxx11_abi(torch),
             free_threaded=bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-            libc=_detect_libc(),
-            macos=_readable_release(platform.mac_ver()[0]),
-            tvm_ffi=_installed_release("apache-tvm-ffi"),
-            gpus=_detect_gpus(torch) if backend.name in _GPU_KEYS else (),
+            libc=detect_libc(),
+            macos=readable_release(platform.mac_ver()[0]),
+            tvm_ffi=installed_release("apache-tvm-ffi"),
+            gpus=() if without_import or backend.name not in _GPU_KEYS else detect_gpus(torch),
             torch_build=str(torch.__version__) if torch else "",
         )
 
     @classmethod
     def parse(cls, text: str) -> Environment:
         """Describe a machine in one line, e.g. ``torch=2.13,cuda=13.0,sm=90,cpu=x86_64,os=linux,cxx11=1``.
+
+        A preset may come first, and what follows changes it: ``h100``, ``h100,torch=2.12``; see ``PRESETS``.
 
         Keys: ``torch``, one backend (``cuda=13.0``, ``rocm=7.0``, ``xpu=2025.3``, ``cann=8.1``, ``metal=1``,
         ``neuron=1``, ``tpu=1``; none means CPU; ``unknown`` stands for a version that is not known), ``sm`` (CUDA
@@ -103,7 +124,7 @@ class Environment:
             InvalidEnvironment: unknown, repeated or contradicting keys, or an unreadable value.
         """
         facts: dict[str, Any] = {}
-        for key, value in _split_pairs(text).items():
+        for key, value in _split_pairs(_with_preset(text)).items():
             fact = _read_fact(text, key, value)
             if twice := facts.keys() & fact.keys():
                 raise InvalidEnvironment(text, f"{key!r} and another key both give the {twice.pop()}", "one of them")
@@ -161,173 +182,16 @@ class Environment:
         return replace(self, backend=Backend("cpu"), gpus=())
 
 
-def import_torch() -> ModuleType | None:
-    """Torch if it is installed; an import that fails for another reason than absence is not hidden."""
-    if importlib.util.find_spec("torch") is None:
-        return None
-    return importlib.import_module("torch")
-
-
-def normalise_cpu(machine: str) -> str:
-    """The Hub's name of a CPU: Windows says AMD64 and macOS arm64 where the Hub says x86_64 and aarch64."""
-    lowered = machine.lower()
-    return _CPU_SPELLINGS.get(lowered, lowered)
-
-
-def parse_release(text: str, origin: str = "") -> Release:
-    """``major.minor`` of a version in any spelling: ``2.10.0.dev20251101+rocm7.0``, ``2.9.0a0+50eac811a6``.
-
-    Raises:
-        InvalidEnvironment: no minor version, an epoch, or no version at all.
-    """
-    match = _RELEASE.fullmatch(text)
-    if match is None:
-        raise InvalidEnvironment(text, _release_problem(text), "major.minor, e.g. 2.13", origin)
-    return Release(int(match["major"]), int(match["minor"]))
-
-
-def _release_problem(text: str) -> str:
-    if not text:
-        return "empty version"
-    if "!" in text:
-        return "a version with an epoch"
-    return "no minor version" if text.isdigit() else "unreadable version"
-
-
-def parse_torch(text: str) -> Release:
-    """``major.minor`` of Torch's version.
-
-    Raises:
-        InvalidEnvironment: unreadable, or a major version that the names of build folders have no room for.
-    """
-    release = parse_release(text, "torch.__version__")
-    if not 1 <= release.major <= 9:
-        problem = f"torch major {release.major} unsupported"
-        raise InvalidEnvironment(text, problem, "one digit, as in the names of builds", "torch.__version__")
-    return release
-
-
-def detect_backend(torch: ModuleType | None) -> Backend:
-    """The backend of this process; attributes that a Torch does not have mean "not this backend".
-
-    Without Torch it is CUDA where its runtime library is found (builds for tvm-ffi need no Torch), else the CPU.
-
-    Raises:
-        InvalidEnvironment: Torch says it has CUDA, ROCm or XPU, of a version that cannot be read.
-    """
-    if torch is None:
-        runtime = _cuda_runtime()
-        return Backend("cpu") if runtime is None else Backend("cuda", runtime)
-    return next((backend for probe in _PROBES if (backend := probe(torch))), Backend("cpu"))
-
-
-def _cuda_runtime() -> Release | None:
-    library = ctypes.util.find_library("cudart")
-    if library is None:
-        return None
-    version = ctypes.c_int(0)
-    try:
-        failed = ctypes.CDLL(library).cudaRuntimeGetVersion(ctypes.byref(version))
-    except (OSError, AttributeError):
-        return None
-    return None if failed else read_runtime_version(version.value)
-
-
-def read_runtime_version(number: int) -> Release:
-    """CUDA's own encoding of its version: 12080 is 12.8."""
-    return Release(number // 1000, number % 1000 // 10)
-
-
-def _probe_tpu(torch: ModuleType) -> Backend | None:
-    return Backend("tpu") if getattr(torch.backends, "tpu", None) is not None else None
-
-
-def _probe_neuron(torch: ModuleType) -> Backend | None:
-    return Backend("neuron") if hasattr(torch, "neuron") else None
-
-
-def _probe_metal(torch: ModuleType) -> Backend | None:
-    return Backend("metal") if _available(getattr(torch.backends, "mps", None)) else None
-
-
-def _probe_cann(torch: ModuleType) -> Backend | None:
-    if not hasattr(torch, "npu"):  # set by torch_npu, as torch.version.cann is
-        return None
-    return Backend("cann", _readable_release(str(getattr(torch.version, "cann", ""))))
-
-
-def _probe_versioned(kind: BackendKind, attribute: str) -> Callable[[ModuleType], Backend | None]:
-    def probe(torch: ModuleType) -> Backend | None:
-        version = getattr(torch.version, attribute, None)
-        return None if version is None else Backend(kind.name, _read_toolkit(version, f"torch.version.{attribute}"))
-
-    return probe
-
-
-def _read_toolkit(version: str, origin: str) -> Release:
-    """``12.8``, ``6.3.42131-fa1d09cbd``, or oneAPI's ``20250301``, which is 2025.3."""
-    if match := _ONEAPI_DATE.fullmatch(version):
-        return Release(int(match["major"]), int(match["minor"]))
-    return parse_release(version, origin)
-
-
-_PROBES: tuple[Callable[[Any], Backend | None], ...] = (
-    _probe_tpu,
-    _probe_neuron,
-    _probe_versioned(backend_kind("cuda"), "cuda"),
-    _probe_versioned(backend_kind("rocm"), "hip"),
-    _probe_metal,
-    _probe_versioned(backend_kind("xpu"), "xpu"),
-    _probe_cann,
-)
-
-
-def _available(module: Any) -> bool:
-    return module is not None and bool(module.is_available())
-
-
-def _cxx11_abi(torch: ModuleType | None) -> bool | None:
-    if torch is None or platform.system() != "Linux":
-        return None
-    return bool(torch.compiled_with_cxx11_abi())
-
-
-def _detect_libc() -> tuple[str, Release] | None:
-    name, version = platform.libc_ver()
-    release = _readable_release(version)
-    if name in ("glibc", "musl") and release is not None:
-        return name, release
-    musl = sysconfig.get_config_var("SOABI") or ""
-    return ("musl", Release(1, 2)) if "musl" in musl else None
-
-
-def _detect_gpus(torch: ModuleType | None) -> tuple[Gpu, ...]:
-    if torch is None or not torch.cuda.is_available():
-        return ()
-    rocm = getattr(torch.version, "hip", None) is not None
-    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return tuple(Gpu(_arch(device, rocm), device.name) for device in properties)
-
-
-def _arch(device: Any, rocm: bool) -> str:
-    if rocm:
-        return str(device.gcnArchName).partition(":")[0]
-    return f"{device.major}.{device.minor}"
-
-
-def _installed_release(distribution: str) -> Release | None:
-    try:
-        return _readable_release(importlib.metadata.version(distribution))
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _readable_release(text: str) -> Release | None:
-    """For facts that only some builds need: what cannot be read is unknown."""
-    try:
-        return parse_release(text)
-    except InvalidEnvironment:
-        return None
+def _with_preset(text: str) -> str:
+    """Put the preset that ``text`` starts with in its place; keys given behind it replace those of the preset."""
+    first, _, rest = text.partition(",")
+    if "=" in first:
+        return text
+    if first not in PRESETS:
+        problem = f"no preset {first!r}{did_you_mean(first, PRESETS)}"
+        raise InvalidEnvironment(text, problem, f"key=value, or one of {', '.join(PRESETS)}")
+    given = _split_pairs(rest) if rest else {}
+    return ",".join(f"{key}={value}" for key, value in {**_split_pairs(PRESETS[first]), **given}.items())
 
 
 def _split_pairs(text: str) -> dict[str, str]:

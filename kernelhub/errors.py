@@ -15,7 +15,7 @@ KernelHubError
 │ │ └ CacheFullError
 │ └ LockTimeout                                                                        (TimeoutError)
 ├ VerificationError
-│ ├ DigestMismatch UnsignedKernel
+│ ├ DigestMismatch UnsignedKernel PinMismatch
 │ └ UntrustedPublisher                                                              (PermissionError)
 ├ LoadError                                                                             (ImportError)
 │ ├ ImportFailed
@@ -352,6 +352,22 @@ class UntrustedPublisher(VerificationError, PermissionError):
             f"kernel {shown(self.repo_id)} would run code of publisher {shown(self.publisher)}, {self.reason}"
             f"{self.suggestion} Loading a kernel runs its author's code in this process. "
             f"If you trust it, pass trust_remote_code=[{self.repo_id!r}]."
+        )
+
+
+@dataclass(eq=False)
+class PinMismatch(VerificationError):
+    """The user's policy pins this repository to another commit."""
+
+    repo_id: str
+    commit: str
+    pin: str
+    origin: str
+
+    def __str__(self) -> str:
+        return (
+            f"kernel {shown(self.repo_id)} would be loaded at commit {self.commit}, "
+            f"but {self.origin} pins it to {self.pin}. Ask for '{self.repo_id}@{self.pin}', or change the pin."
         )
 
 

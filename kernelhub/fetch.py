@@ -7,7 +7,8 @@ digest of the build's own metadata, then one rename. Whatever goes wrong, nothin
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, BinaryIO
 
 from kernelhub.buildpath import METADATA
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 MAX_BUILD_BYTES = 16 << 30
 _ATTEMPTS = 3
 _PARALLEL = 8
+_PATIENCE = 1.0  # seconds that a failed or interrupted download waits for the other bodies to stop
 
 
 def fetch(resolution: Resolution, index: Index, store: Store, reporter: Reporter) -> StoredBuild:
@@ -74,24 +76,29 @@ def _download_files(resolution: Resolution, index: Index, folder: Path, reporter
     folder.mkdir(mode=0o700)
     for listed in resolution.files:
         (folder / listed.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="kernelhub-fetch") as pool:
-        futures = [
-            pool.submit(_download_file, resolution, listed, index, folder / listed.path, reporter)
-            for listed in resolution.files
-        ]
-        try:
-            return tuple(future.result() for future in futures)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    stop = threading.Event()
+    pool = ThreadPoolExecutor(_PARALLEL, thread_name_prefix="kernelhub-fetch")
+    futures = [
+        pool.submit(_download_file, resolution, listed, index, folder / listed.path, reporter, stop)
+        for listed in resolution.files
+    ]
+    try:
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+        return tuple(future.result() for future in futures)
+    finally:
+        stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        wait([future for future in futures if not future.cancelled()], _PATIENCE)
 
 
 def _download_file(
-    resolution: Resolution, listed: ListedFile, index: Index, target: Path, reporter: Reporter
+    resolution: Resolution, listed: ListedFile, index: Index, target: Path, reporter: Reporter, stop: threading.Event
 ) -> StoredFile:
     """One body; an interrupted one goes on where it stopped, a wrong one is fetched once more from its start."""
     with target.open("w+b") as file:
-        body = _Body(resolution, listed, file, reporter)
+        body = _Body(resolution, listed, file, reporter, stop)
         if listed.path == METADATA and resolution.metadata_bytes is not None:
             body.append(resolution.metadata_bytes)  # resolution has read it already
         else:
@@ -120,7 +127,9 @@ def _receive(body: _Body, index: Index) -> None:
 class _Body:
     """A file and its hash, growing together."""
 
-    def __init__(self, resolution: Resolution, listed: ListedFile, file: BinaryIO, reporter: Reporter) -> None:
+    def __init__(
+        self, resolution: Resolution, listed: ListedFile, file: BinaryIO, reporter: Reporter, stop: threading.Event
+    ) -> None:
         self.repo_id = resolution.name
         self.path = f"build/{resolution.variant}/{listed.path}"
         self._commit = resolution.commit
@@ -128,6 +137,7 @@ class _Body:
         self._listed = listed
         self._file = file
         self._reporter = reporter
+        self._stop = stop
         self._hasher = listed.hasher()
 
     @property
@@ -150,7 +160,13 @@ class _Body:
                 self.append(chunk)
 
     def append(self, chunk: bytes) -> None:
-        """Write a chunk; a body longer than announced stops at the announced size (S-35)."""
+        """Write a chunk; a body longer than announced stops at the announced size (S-35).
+
+        Raises:
+            IncompleteDownload: too long, or another file failed and nobody waits for this one any more.
+        """
+        if self._stop.is_set():
+            raise IncompleteDownload(self.repo_id, self.path, "stopped")
         if self.size + len(chunk) > self._listed.size:
             raise IncompleteDownload(self.repo_id, self.path, f"longer than the announced {self._listed.size} bytes")
         self._file.write(chunk)

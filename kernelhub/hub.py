@@ -30,6 +30,7 @@ from kernelhub.errors import (
     HubUnavailable,
     IncompleteDownload,
     InvalidPath,
+    InvalidRequest,
     KernelHubError,
     RepositoryNotFound,
     RevisionNotFound,
@@ -47,7 +48,6 @@ BUILD_FOLDER = "build"
 _PAGE = 1000  # entries on the first page of a recursive listing
 _COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _ETAG = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.ASCII)
-_CHUNK = 1 << 20
 _TIMEOUT = 10.0
 
 # The HTTP library under huggingface_hub changed its name between majors; its base error is the first base here.
@@ -133,7 +133,7 @@ class HubIndex:
                 hf_raise_for_status(response)
                 _check_headers(response, repo_id, commit, path)
                 skipped = 0 if response.status_code == 206 else offset
-                yield _without_start(response.iter_bytes(_CHUNK), skipped)
+                yield _without_start(response.iter_bytes(), skipped)
         except EntryNotFoundError as error:
             raise IncompleteDownload(repo_id, path, "the Hub lists it but does not have it") from error
 
@@ -208,7 +208,7 @@ class HubIndex:
         """An answer that is not what the Hub's API promises (a proxy's page, say) is a failed request."""
         try:
             yield
-        except KernelHubError:
+        except (KernelHubError, HfHubHTTPError):
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             cause = f"it does not answer as a Hub does about {what} ({type(error).__name__}: {error})"
@@ -252,9 +252,10 @@ class _Moved(Exception):
 def _repository_in(location: str, path: str) -> str:
     """The ``org/name`` that a redirect of ``/api/kernels/<org>/<name>/refs`` leads to."""
     parts = urlsplit(location).path.strip("/").split("/")
-    if len(parts) < 4 or parts[0] != "api":
-        raise HubUnavailable(path, f"redirected to {location!r}, which is not a repository")
-    return checked_repo_id("/".join(parts[2:4]))
+    try:
+        return checked_repo_id("/".join(parts[2:4]) if parts[0] == "api" else "")
+    except InvalidRequest as error:
+        raise HubUnavailable(path, f"redirected to {location!r}, which is not a repository") from error
 
 
 def _refuse_plain_http(endpoint: str) -> None:

@@ -7,6 +7,7 @@ build; bytecode is neither read nor written (S-16). When an import fails, ``sys.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -60,9 +61,9 @@ def load(build: VerifiedBuild) -> ModuleType:
         if name in sys.modules:
             return sys.modules[name]
         check_python_depends(build.build, build.metadata)
-        _claim_operators(build)
         _FINDER.add(name, build)
-        return _import(build, name)
+        with _claimed_operators(build):
+            return _import(build, name)
 
 
 def symbol(build: VerifiedBuild, name: str) -> Any:
@@ -181,17 +182,25 @@ def _import(build: VerifiedBuild, name: str) -> ModuleType:
             raise
 
 
-def _claim_operators(build: VerifiedBuild) -> None:
+@contextlib.contextmanager
+def _claimed_operators(build: VerifiedBuild) -> Iterator[None]:
     """Torch ends the process when two libraries define one operator namespace: refuse the second one before (S-26)."""
     found = [path.stat() for path in build.folder.rglob("*") if path.name.endswith(tuple(EXTENSION_SUFFIXES))]
     namespace = build.metadata.id if build.metadata else None
     if not found or namespace is None:
+        yield
         return
-    libraries = frozenset((status.st_dev, status.st_ino) for status in found)
-    owner, claimed = _OPERATORS.setdefault(namespace, (build.build, libraries))
-    if claimed != libraries:
-        cause = f"its operators torch.ops.{namespace} are already registered by {owner}"
+    claim = (build.build, frozenset((status.st_dev, status.st_ino) for status in found))
+    owner = _OPERATORS.setdefault(namespace, claim)
+    if owner[1] != claim[1]:
+        cause = f"its operators torch.ops.{namespace} are already registered by {owner[0]}"
         raise IncompatibleLibrary(build.build, namespace, cause, "Load one of them in another process.")
+    try:
+        yield
+    except IncompatibleLibrary:  # it was not opened, so it registered nothing
+        if owner is claim:
+            del _OPERATORS[namespace]
+        raise
 
 
 def _package_folder(build: VerifiedBuild) -> Path:

@@ -106,6 +106,7 @@ class _LockMaker:
             return str(plain)
         self._trust.check(repo_id, self._index, requested=not parents)
         commit = find_commit(repo_id, revision, self._index)
+        self._trust.check_commit(repo_id, commit)
         variants = self._variants(repo_id, commit)
         wanted = self._wanted(repo_id, commit, variants)
         dependencies = tuple(self.add(dependency, (*parents, str(plain))) for dependency in wanted)

@@ -97,6 +97,9 @@ class Policy:
         return repo_id in self.repositories or repo_id.partition("/")[0] in self.publishers
 
 
+NO_POLICY = Policy()
+
+
 def _read_toml(data: bytes, origin: str) -> dict[str, Any]:
     if len(data) > _MAX_BYTES:
         raise InvalidConfig(data[:16], f"{len(data)} bytes, more than {_MAX_BYTES}", "a small TOML file", origin)

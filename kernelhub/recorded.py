@@ -37,8 +37,8 @@ class RecordedIndex:
 
     def trusts(self, publisher: str) -> bool | None:
         """See Index.trusts: the decision that was recorded online."""
-        record = self._store.recorded("publishers", publisher)
-        return bool(record.get("trusted")) if record else None
+        trusted = (self._store.recorded("publishers", publisher) or {}).get("trusted")
+        return trusted if isinstance(trusted, bool) else None
 
     def refs(self, repo_id: str, *, refresh: bool = False) -> Refs:
         """See Index.refs."""
@@ -49,10 +49,10 @@ class RecordedIndex:
 
     def commit(self, repo_id: str, revision: str) -> str:
         """See Index.commit."""
-        record = self._store.recorded("revisions", f"{repo_id}@{revision}")
-        if record is None or "commit" not in record:
+        commit = _commit_of(self._store.recorded("revisions", f"{repo_id}@{revision}"))
+        if commit is None:
             raise self._not_cached(f"revision {revision} of kernel {repo_id}", f"{repo_id}@{revision}")
-        return str(record["commit"])
+        return commit
 
     def builds(self, repo_id: str, commit: str) -> Builds:
         """See Index.builds: the recorded listing, else the builds that are there."""
@@ -117,13 +117,14 @@ class RememberingIndex:
     def trusts(self, publisher: str) -> bool | None:
         """See Index.trusts."""
         record = self._store.recorded("publishers", publisher)
-        if self._is_fresh(record):
-            return self._recorded.trusts(publisher)
+        known = self._recorded.trusts(publisher)
+        if known is not None and self._is_fresh(record):
+            return known
         try:
             trusted = self._hub.trusts(publisher)
         except HubUnavailable as error:
-            self._warn_stale(record, f"publisher {publisher}", error)
-            return self._recorded.trusts(publisher)
+            self._warn_stale(None if known is None else record, f"publisher {publisher}", error)
+            return known
         self._store.record("publishers", publisher, {"trusted": trusted})
         return trusted
 
@@ -148,12 +149,13 @@ class RememberingIndex:
         """See Index.commit."""
         name = f"{repo_id}@{revision}"
         record = self._store.recorded("revisions", name)
-        if self._is_fresh(record):
-            return self._recorded.commit(repo_id, revision)
+        known = _commit_of(record)
+        if known is not None and self._is_fresh(record):
+            return known
         try:
             commit = self._hub.commit(repo_id, revision)
         except HubUnavailable as error:
-            self._warn_stale(record, f"revision {revision} of kernel {repo_id}", error)
+            self._warn_stale(record if known else None, f"revision {revision} of kernel {repo_id}", error)
             return self._recorded.commit(repo_id, revision)
         self._store.record("revisions", name, {"commit": commit})
         return commit
@@ -212,6 +214,12 @@ def _is_intact(stored: StoredBuild, path: str) -> bool:
         return hash_file(stored.files_folder / path) == expected
     except OSError:
         return False
+
+
+def _commit_of(record: dict[str, Any] | None) -> str | None:
+    """A recorded commit; None when there is none or it is damaged."""
+    commit = record.get("commit") if record else None
+    return commit if isinstance(commit, str) else None
 
 
 def _refs_of(record: dict[str, Any] | None) -> Refs | None:

@@ -142,6 +142,7 @@ class _Resolver:
         if moved_to is not None:
             return self._follow(request, repo_id, moved_to, parents)
         commit = find_commit(repo_id, revision, self._index)
+        self._trust.check_commit(repo_id, commit)
         chosen = self._choose(repo_id, commit)
         if isinstance(chosen, Selection):
             raise self._no_compatible(repo_id, commit, revision, chosen)
@@ -339,5 +340,5 @@ def refuse_endless(name: str, parents: tuple[str, ...], done: int) -> None:
         raise KernelDependencyError("a cycle", path)
     if len(parents) > MAX_DEPTH:
         raise KernelDependencyError(f"more than {MAX_DEPTH} levels deep", path)
-    if done >= MAX_KERNELS:
+    if done + len(parents) >= MAX_KERNELS:
         raise KernelDependencyError(f"more than {MAX_KERNELS} kernels in one tree", path)

@@ -12,10 +12,11 @@ from kernelhub import setting
 from kernelhub.backend import device_backend
 from kernelhub.compatibility import select
 from kernelhub.environment import Environment
-from kernelhub.errors import DigestMismatch, InvalidRequest
+from kernelhub.errors import DigestMismatch, FetchError, InvalidRequest, UnsignedKernel
 from kernelhub.fetch import fetch
 from kernelhub.locked import LockedIndex, make_lock
 from kernelhub.lockfile import Lock
+from kernelhub.policy import NO_POLICY, Policy
 from kernelhub.recorded import RecordedIndex, RememberingIndex, fresh_seconds
 from kernelhub.reporter import Reporter
 from kernelhub.request import KernelRequest
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from kernelhub.index import Index
+    from kernelhub.store import StoredBuild
 
 Trust = bool | Iterable[str]
 
@@ -58,6 +60,8 @@ class Session:
         environment: the machine to choose builds for; None detects this one.
         lockfile: a lock that every load has to follow; None uses ``KERNELHUB_LOCK``, else ``kernelhub.lock`` in the
             current folder if there is one; False loads without a lock.
+        policy_file: the user's decisions about publishers; None uses ``KERNELHUB_POLICY``, else ``kernelhub.toml`` in
+            the user's configuration folder if there is one.
     """
 
     cache_dir: Path | None = None
@@ -66,6 +70,7 @@ class Session:
     token: str | bool | None = None
     environment: Environment | None = None
     lockfile: Path | Literal[False] | None = None
+    policy_file: Path | None = None
     reporter: Reporter = field(default_factory=Reporter)
 
     @cached_property
@@ -80,12 +85,16 @@ class Session:
         self, request: KernelRequest, *, backend: str | None = None, trust: Trust | TrustPolicy = False
     ) -> Resolution:
         """The build that serves ``request``; downloads nothing but its metadata."""
-        policy = trust if isinstance(trust, TrustPolicy) else TrustPolicy.of(trust)
-        return resolve(request, self.detected.with_backend(backend), self._index(request), policy)
+        allowed = (trust if isinstance(trust, TrustPolicy) else TrustPolicy.of(trust)).under(self.policy)
+        resolution = resolve(request, self.detected.with_backend(backend), self._index(request), allowed)
+        for found in resolution.tree():
+            for note in found.notes:
+                self.reporter.warn(f"kernel {found.build}: {note}")
+        return resolution
 
-    def trust_of(self, repo_id: str, policy: TrustPolicy) -> str:
+    def trust_of(self, repo_id: str, trust: TrustPolicy) -> str:
         """Why a repository's code may run; raises UntrustedPublisher when it may not."""
-        return policy.check(repo_id, self._index(KernelRequest(repo_id)), requested=True)
+        return trust.under(self.policy).check(repo_id, self._index(KernelRequest(repo_id)), requested=True)
 
     def backend_of(self, device: torch.device) -> str:
         """The backend that serves a torch device: torch calls ROCm's devices ``cuda`` too."""
@@ -107,21 +116,42 @@ class Session:
         """The verified build of a resolution and of all it depends on, downloaded where needed."""
         dependencies = tuple(self.obtain(dependency) for dependency in resolution.dependencies)
         if resolution.folder is not None:
-            return self._checked_state(verify_folder(resolution, dependencies))
+            return self._checked_state(verify_folder(resolution, dependencies), resolution)
         index = self._index(resolution.request)
         stored = fetch(resolution, index, self.store, self.reporter)
         try:
-            return self._checked_state(verify_stored(stored, resolution, dependencies))
+            return self._checked_state(verify_stored(stored, resolution, dependencies), resolution)
         except DigestMismatch as damage:
+            stored = self._fetch_again(damage, stored, resolution, index)
+            return self._checked_state(verify_stored(stored, resolution, dependencies), resolution)
+
+    def _fetch_again(
+        self, damage: DigestMismatch, stored: StoredBuild, resolution: Resolution, index: Index
+    ) -> StoredBuild:
+        """Replace a damaged build; where that cannot be done the damage is the error, never a reason to fall back."""
+        try:
             self.store.discard(stored)
             self.reporter.warn(f"{damage} The stored copy was removed; fetching it again.")
-            stored = fetch(resolution, index, self.store, self.reporter)
-            return self._checked_state(verify_stored(stored, resolution, dependencies))
+            return fetch(resolution, index, self.store, self.reporter)
+        except FetchError as error:
+            raise damage from error
 
-    def _checked_state(self, build: VerifiedBuild) -> VerifiedBuild:
+    def _checked_state(self, build: VerifiedBuild, resolution: Resolution) -> VerifiedBuild:
+        """What a build can prove must be enough for the user's policy; that it proves nothing is always told."""
         if build.state is VerificationState.UNVERIFIED:
             self.reporter.warn(f"kernel build {build.build} lists no digests: its files are loaded unverified")
+        rule = self.policy.signatures.get(resolution.name.partition("/")[0], "off")
+        if rule == "require":
+            raise UnsignedKernel(build.build, build.state.value, f"a signature ({self.policy.origin})")
+        if rule == "warn":
+            self.reporter.warn(f"kernel build {build.build} is {build.state.value}, not signed")
         return build
+
+    @cached_property
+    def policy(self) -> Policy:
+        """What the user of this machine has decided about publishers; empty without a policy file."""
+        path = self.policy_file or setting.policy_path()
+        return NO_POLICY if path is None else Policy.read(path)
 
     @cached_property
     def lock(self) -> Lock | None:
@@ -134,7 +164,7 @@ class Session:
     def make_lock(self, requests: Iterable[KernelRequest], *, trust: Trust = False) -> Lock:
         """Lock requests at what they mean now, for every variant; answers are asked for anew."""
         fresh = RememberingIndex(self.store, self._connect, self.reporter, max_age=0.0)
-        return make_lock(requests, fresh, TrustPolicy.of(trust))
+        return make_lock(requests, fresh, TrustPolicy.of(trust).under(self.policy))
 
     def _index(self, request: KernelRequest) -> Index:
         if self.lock is not None:

@@ -72,6 +72,17 @@ def lock_path() -> Path | None:
     return next((path for path in [Path.cwd() / "kernelhub.lock"] if path.is_file()), None)
 
 
+def policy_path() -> Path | None:
+    """The user's policy: ``KERNELHUB_POLICY``, else ``kernelhub/kernelhub.toml`` in the configuration folder, or none.
+
+    Never a file of the current folder: a policy grants trust, and a folder may come from anywhere.
+    """
+    if os.environ.get("KERNELHUB_POLICY"):
+        return Path(os.environ["KERNELHUB_POLICY"]).expanduser().absolute()
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser().absolute() / "kernelhub"
+    return next((path for path in [folder / "kernelhub.toml"] if path.is_file()), None)
+
+
 def hf_home() -> Path:
     """huggingface_hub's home folder, from the same variables in the same order."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -74,8 +74,10 @@ def verify_stored(
     receipt = stored.receipt()
     stale = [file for file in stored.manifest.files if receipt.get(file.path) != found[file.path]]
     for file in stale:
-        if _hash(resolution.build, stored.files_folder, file.path) != file.sha256:
-            raise DigestMismatch(resolution.build, file.path, "has changed since it was stored")
+        found_hash = _hash(resolution.build, stored.files_folder, file.path)
+        if found_hash != file.sha256:
+            problem = f"has changed since it was stored (sha256 {found_hash}, stored was {file.sha256})"
+            raise DigestMismatch(resolution.build, file.path, problem)
     if stale:
         stored.write_receipt(found)
     return _verified(resolution, stored.files_folder, stored.manifest, dependencies)

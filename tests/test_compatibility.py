@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from kernelhub.backend import Release
 from kernelhub.compatibility import CHECKS, Rejection, first_reason, judge_archs, select
-from kernelhub.environment import Environment, Gpu
+from kernelhub.environment import Environment
 from kernelhub.errors import NoCompatibleVariant
+from kernelhub.machine import Gpu
 from kernelhub.variant import Variant
 
 if TYPE_CHECKING:

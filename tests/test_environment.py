@@ -14,16 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kernelhub.backend import BACKENDS, Backend, Release
-from kernelhub.environment import (
-    Environment,
-    Gpu,
-    detect_backend,
-    normalise_cpu,
-    parse_release,
-    parse_torch,
-    read_runtime_version,
-)
+from kernelhub.environment import PRESETS, Environment
 from kernelhub.errors import InvalidBackend, InvalidEnvironment
+from kernelhub.machine import Gpu, detect_backend, normalise_cpu, parse_release, parse_torch, read_runtime_version
 from kernelhub.variant import CPUS, SYSTEMS
 
 if TYPE_CHECKING:
@@ -419,8 +412,8 @@ def test_another_machine_is_described_in_one_line(text: str, canonical: str) -> 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "part ''; expected key=value"),
-        ("torch", "part 'torch'"),
+        ("", "no preset ''"),
+        ("torch", "no preset 'torch'"),
         ("torch=", "part 'torch='"),
         ("torch=2", "torch '2': no minor version"),
         ("torch=1!2.9.0", "torch '1!2.9.0': a version with an epoch"),
@@ -495,3 +488,35 @@ def test_any_text_is_an_environment_or_refused(text: str) -> None:
     except InvalidEnvironment:
         return
     assert Environment.parse(str(environment)) == environment
+
+
+# Presets and detection without an import
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_describes_a_machine_that_reads_back(name: str) -> None:
+    machine = Environment.parse(name)
+    assert Environment.parse(str(machine)) == machine
+    assert machine.torch is not None
+
+
+def test_what_follows_a_preset_changes_it() -> None:
+    assert Environment.parse("h100,torch=2.12,glibc=2.28") == Environment.parse(
+        "torch=2.12,cuda=13.0,sm=90,cpu=x86_64,os=linux,glibc=2.28"
+    )
+
+
+def test_a_misspelt_preset_suggests_the_nearest() -> None:
+    with pytest.raises(InvalidEnvironment, match="did you mean 'h100'"):
+        Environment.parse("h1000")
+
+
+def test_detection_without_importing_torch_agrees_with_the_imported_one() -> None:
+    code = (
+        "import sys; from kernelhub import Environment;"
+        "quick = Environment.detect(without_import=True); assert 'torch' not in sys.modules; print(quick)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    quick = Environment.parse(done.stdout.strip())
+    full = Environment.detect()
+    assert (quick.torch, quick.backend, quick.cpu, quick.os) == (full.torch, full.backend, full.cpu, full.os)

@@ -30,6 +30,7 @@ EXAMPLES: list[tuple[KernelHubError, str]] = [
     (errors.InvalidLockfile("x", "empty."), "invalid lock file 'x': empty"),
     (errors.InvalidMetadata({}, "empty.", "JSON"), "invalid kernel metadata {}: empty; expected JSON"),
     (errors.InvalidPath("/x", "absolute"), "invalid file path in a kernel build '/x': absolute"),
+    (errors.PinMismatch("a/b", "c" * 40, "d" * 40, "kernelhub.toml"), "kernelhub.toml pins it to dddd"),
     (errors.RepositoryNotFound("a/b", "https://hub"), "kernel repository 'a/b' not found at https://hub"),
     (errors.RevisionNotFound("a/b", "v9", [1, 3]), "versions are v1, v3. Ask for one of them, e.g. 'a/b@v3'."),
     (errors.RevisionNotFound("a/b", "v9", (), ["main"], "gone"), "(gone): it has no versions"),

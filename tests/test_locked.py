@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kernelhub.serve import LocalHub
     from kernelhub.session import Session
 
+
 @pytest.fixture
 def repository(hub_root: Path) -> Path:
     trust(hub_root, "org")
@@ -85,9 +86,7 @@ def test_a_kernel_that_is_not_in_the_lock_is_refused_with_the_next_command(
             kernelhub.load_kernel(request, session=locked)
 
 
-def test_a_lock_covers_the_kernels_that_a_kernel_depends_on(
-    repository: Path, session: Session, tmp_path: Path
-) -> None:
+def test_a_lock_covers_the_kernels_that_a_kernel_depends_on(repository: Path, session: Session, tmp_path: Path) -> None:
     write_build(
         repository,
         "org/parent",

@@ -24,9 +24,9 @@ HEAVY = ("torch", "transformers", "huggingface_hub")
 ORDER = """
     errors
     backend buildpath mode pythondepend reporter revision setting
-    index request variant
-    config environment folder lockfile metadata policy project repository_folder trust
-    compatibility hub_routes store
+    index machine request variant
+    config environment folder lockfile metadata policy project repository_folder
+    compatibility hub_routes store trust
     hub resolution serve verify
     explanation fetch loader locked recorded
     layers session
@@ -39,7 +39,7 @@ RANKS = {name: rank for rank, line in enumerate(ORDER.split("\n")) for name in l
 
 # Third-party packages and the only places that may import them.
 HOMES = {
-    "torch": ("environment", "layers"),
+    "torch": ("machine", "layers"),
     "huggingface_hub": ("hub",),
     "filelock": ("store",),
     "starlette": ("serve", "hub_routes"),
@@ -49,7 +49,7 @@ HOMES = {
     "rich": ("cli",),
 }
 # By name, when the demo runs: `kernelhub --help` must not pay for them.
-BY_NAME = {"torch": ("environment", "cli"), "transformers": ("integrations", "cli")}
+BY_NAME = {"torch": ("machine", "cli"), "transformers": ("integrations", "cli")}
 
 FILES = sorted(path for path in ROOT.rglob("*.py") if "collection" not in path.relative_to(ROOT).parts[:1])
 

@@ -1,0 +1,309 @@
+"""Downloads: whole and right, or not there at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kernel_repository import trust, write_build
+from starlette.responses import Response, StreamingResponse
+
+from kernelhub import load_kernel
+from kernelhub.api import Session
+from kernelhub.errors import CacheFullError, DigestMismatch, IncompleteDownload
+from kernelhub.fetch import MAX_BUILD_BYTES
+from kernelhub.request import KernelRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from starlette.requests import Request
+
+    from kernelhub.serve import LocalHub
+
+REPO = "acme/relu"
+BODY = os.urandom(3_000_000)
+FILES: dict[str, str | bytes] = {"__init__.py": "ONE = 1\n", "part.bin": BODY}
+BIG = "/torch-cpu/part.bin"
+
+
+@pytest.fixture
+def root(hub_root: Path) -> Path:
+    trust(hub_root, "acme")
+    write_build(hub_root, REPO, "v1", "torch-cpu", FILES)
+    return hub_root
+
+
+def nothing_left(session: Session) -> bool:
+    return not list(session.store.builds()) and not list((session.store.root / "tmp").iterdir())
+
+
+def cut(hub: LocalHub, count: int, *, times: int, size: int = len(BODY), reset: bool = False) -> list[str | None]:
+    """Break off the big body after ``count`` bytes, the first ``times`` times; returns the ranges asked for."""
+    ranges: list[str | None] = []
+
+    def hook(request: Request) -> Response | None:
+        if not request.url.path.endswith(BIG):
+            return None
+        ranges.append(request.headers.get("range"))
+        if len(ranges) > times:
+            return None
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield BODY[:count]
+            await asyncio.sleep(0.05)
+            if reset:
+                hub.reset(request)
+            raise ConnectionResetError
+
+        etag = "a" * 64
+        return StreamingResponse(chunks(), headers={"ETag": f'"{etag}"', "Content-Length": str(size)})
+
+    hub.hook = hook
+    return ranges
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("reset", [False, True])
+def test_an_interrupted_body_goes_on_where_it_stopped(reset: bool, root: Path, hub: LocalHub, session: Session) -> None:
+    ranges = cut(hub, 1_200_000, times=1, reset=reset)
+    assert load_kernel(REPO, session=session).ONE == 1
+    assert ranges[0] is None
+    assert len(ranges) == 2
+    if not reset:  # what a reset connection had delivered is up to the system
+        assert ranges[1] == "bytes=1200000-"
+    assert next(session.store.builds()).files_folder.joinpath("part.bin").read_bytes() == BODY
+
+
+def test_a_body_that_never_completes_is_not_kept_and_the_next_run_succeeds(
+    root: Path, hub: LocalHub, session: Session
+) -> None:
+    cut(hub, 1_200_000, times=9)
+    with pytest.raises(IncompleteDownload, match=r"part\.bin'.*bytes, 3000000 were announced.*Nothing was kept"):
+        load_kernel(REPO, session=session)
+    assert nothing_left(session)
+    hub.hook = None
+    assert load_kernel(REPO, session=session).ONE == 1
+
+
+def test_a_server_that_ignores_ranges_is_served_too(root: Path, hub: LocalHub, session: Session) -> None:
+    asked = cut(hub, 1_200_000, times=1)
+    first = hub.hook
+
+    def hook(request: Request) -> Response | None:
+        answer = first(request) if first else None
+        if len(asked) == 2 and request.url.path.endswith(BIG):
+            return Response(BODY, headers={"ETag": '"' + "a" * 64 + '"'})
+        return answer  # type: ignore[return-value]
+
+    hub.hook = hook
+    assert load_kernel(REPO, session=session).ONE == 1
+    assert next(session.store.builds()).files_folder.joinpath("part.bin").read_bytes() == BODY
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_wrong_bytes_of_the_right_length_are_fetched_again_then_refused(
+    times: int, root: Path, hub: LocalHub, session: Session
+) -> None:
+    served: list[str] = []
+
+    def hook(request: Request) -> Response | None:
+        if not request.url.path.endswith(BIG) or len(served) >= times:
+            return None
+        served.append(request.headers.get("range", ""))
+        return Response(bytes(len(BODY)), headers={"ETag": '"' + "a" * 64 + '"'})
+
+    hub.hook = hook
+    if times == 1:
+        assert load_kernel(REPO, session=session).ONE == 1
+        return
+    with pytest.raises(IncompleteDownload, match=r"content hash [0-9a-f]{64}, [0-9a-f]{64} was announced"):
+        load_kernel(REPO, session=session)
+    assert set(served) == {""}
+    assert nothing_left(session)
+
+
+def test_s_35_a_body_longer_than_announced_is_stopped(root: Path, hub: LocalHub, session: Session) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(1 << 20)
+            await asyncio.sleep(0)
+
+    def hook(request: Request) -> Response | None:
+        headers = {"ETag": '"' + "a" * 64 + '"'}
+        return StreamingResponse(endless(), headers=headers) if request.url.path.endswith(BIG) else None
+
+    hub.hook = hook
+    with pytest.raises(IncompleteDownload, match="longer than the announced 3000000 bytes"):
+        load_kernel(REPO, session=session)
+    assert nothing_left(session)
+
+
+@pytest.mark.parametrize("lie", [-1, 1])
+@pytest.mark.parametrize("name", ["metadata.json", "__init__.py", "part.bin"])
+def test_a_listing_that_lies_about_a_size_is_found_out(
+    lie: int, name: str, root: Path, session: Session, change_tree: Any
+) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        row = next(row for row in rows if row["path"].endswith(name))
+        row["size"] += lie
+        if "lfs" in row:
+            row["lfs"]["size"] += lie
+
+    change_tree(REPO, change)
+    with pytest.raises((IncompleteDownload, DigestMismatch), match=re.escape(name)):
+        load_kernel(REPO, session=session)
+    assert not list(session.store.builds())
+
+
+@pytest.mark.parametrize("size", [MAX_BUILD_BYTES + 1, 1 << 62])
+def test_s_35_an_absurd_size_is_refused_before_any_body(
+    size: int, root: Path, hub: LocalHub, session: Session, change_tree: Any
+) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        next(row for row in rows if row["path"].endswith("part.bin"))["lfs"]["size"] = size
+
+    change_tree(REPO, change)
+    with pytest.raises(IncompleteDownload, match=f"bytes, more than {MAX_BUILD_BYTES}"):
+        load_kernel(REPO, session=session)
+    assert not [record for record in hub.requests if "/resolve/" in record.path and "metadata.json" not in record.path]
+
+
+def test_a_full_disk_is_told_before_any_body(root: Path, hub: LocalHub, session: Session, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        small = Session(cache_dir=disk / "store", endpoint=hub.url, token=False)
+        with pytest.raises(CacheFullError, match=rf"kernel store {disk}/store: disk full, \d+ bytes needed, \d+ bytes"):
+            load_kernel(REPO, session=small)
+        assert not [record for record in hub.requests if BIG in record.path]
+        assert nothing_left(small)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_disk_that_fills_up_during_a_download_is_told(
+    root: Path, hub: LocalHub, session: Session, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+
+    def hook(request: Request) -> None:
+        if request.url.path.endswith(BIG):  # somebody else takes the space that was free when it was checked
+            (disk / "other").write_bytes(bytes(5 << 20))
+
+    try:
+        small = Session(cache_dir=disk / "store", endpoint=hub.url, token=False)
+        hub.hook = hook
+        with pytest.raises(CacheFullError, match="disk full"):
+            load_kernel(REPO, session=small)
+        assert nothing_left(small)
+        hub.hook = None
+        (disk / "other").unlink()
+        assert load_kernel(REPO, session=small).ONE == 1
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_files_resolved_earlier_cost_one_more_request(
+    root: Path, hub: LocalHub, session: Session, asked: Callable[[], list[str]]
+) -> None:
+    """The type of the repository is part of every address; it is asked for once, not once a file."""
+    resolution = session.resolve(KernelRequest.parse(REPO))
+    asked()
+    Session(cache_dir=session.cache_dir, endpoint=hub.url, token=False).obtain(resolution)
+    assert sum("/refs" in request for request in asked()) == 1
+
+
+# Processes
+
+LOAD = """
+    import sys
+    from pathlib import Path
+    from kernelhub import Environment, Session, load_kernel
+    described = Environment.parse("torch=2.13")  # detecting would import torch in every process
+    session = Session(cache_dir=Path(sys.argv[1]), endpoint=sys.argv[2], token=False, environment=described)
+    print(load_kernel("acme/relu", session=session).ONE)
+    """
+
+
+def start(session: Session, hub: LocalHub) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(LOAD), str(session.store.root), hub.url]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def slowly(hub: LocalHub, seconds: float) -> threading.Event:
+    """Send the big body in pieces over that time; the event is set when it begins."""
+    begun = threading.Event()
+
+    def hook(request: Request) -> Response | None:
+        if not request.url.path.endswith(BIG):
+            return None
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for start in range(0, len(BODY), 30_000):
+                yield BODY[start : start + 30_000]
+                begun.set()
+                await asyncio.sleep(seconds / 100)
+
+        headers = {"ETag": '"' + "a" * 64 + '"', "Content-Length": str(len(BODY))}
+        return StreamingResponse(chunks(), headers=headers)
+
+    hub.hook = hook
+    return begun
+
+
+@pytest.fixture
+def downloading(root: Path, hub: LocalHub, session: Session) -> Iterator[subprocess.Popen[str]]:
+    """A process in the middle of a download that would take half a minute."""
+    begun = slowly(hub, 30)
+    with start(session, hub) as process:
+        assert begun.wait(30)
+        time.sleep(0.2)
+        yield process
+        process.kill()
+
+
+def test_a_killed_download_is_not_visible_and_swept_by_the_next(
+    downloading: subprocess.Popen[str], hub: LocalHub, session: Session
+) -> None:
+    downloading.kill()
+    downloading.wait()
+    assert not list(session.store.builds())
+    assert len(list((session.store.root / "tmp").iterdir())) == 1
+    hub.hook = None
+    assert load_kernel(REPO, session=session).ONE == 1
+    assert not list((session.store.root / "tmp").iterdir())
+
+
+def test_an_interrupted_download_ends_soon_and_leaves_nothing(
+    downloading: subprocess.Popen[str], session: Session
+) -> None:
+    started = time.monotonic()
+    downloading.send_signal(signal.SIGINT)
+    downloading.wait()
+    assert time.monotonic() - started < 3
+    assert nothing_left(session)
+
+
+def test_eight_processes_fetch_each_file_once(root: Path, hub: LocalHub, session: Session) -> None:
+    processes = [start(session, hub) for _ in range(8)]
+    results = [process.communicate() for process in processes]
+    assert [output for output, _ in results] == ["1\n"] * 8, results
+    bodies = [record.path for record in hub.requests if "/resolve/" in record.path]
+    assert sorted(bodies.count(path) for path in set(bodies) if "metadata.json" not in path) == [1, 1]
+    assert not list((session.store.root / "tmp").iterdir())

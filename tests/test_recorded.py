@@ -1,0 +1,179 @@
+"""What is remembered: answers that serve again, until they are old, damaged or wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from kernel_repository import trust, write_build
+from starlette.responses import Response
+
+from kernelhub import load_kernel
+from kernelhub.errors import HubUnavailable, NotCached, UntrustedPublisher
+from kernelhub.hub import HubIndex
+from kernelhub.recorded import RecordedIndex, RememberingIndex, fresh_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import Recorder
+
+    from kernelhub.api import Session
+    from kernelhub.serve import LocalHub
+
+REPO = "acme/relu"
+DAMAGE = ["", "{", "[]", '{"schema": 1}', '{"name": "acme/relu", "time": 0}', '{"name": NAME, "time": TIME}']
+WRONG = '{"name": NAME, "time": TIME, "branches": 1, "tags": {}, "builds": {"torch-cpu": [[1]]}, "repo_type": 1}'
+
+
+@pytest.fixture
+def root(hub_root: Path) -> Path:
+    trust(hub_root, "acme")
+    write_build(hub_root, REPO, "v1", "torch-cpu", {"__init__.py": "ONE = 1\n"})
+    return hub_root
+
+
+@pytest.fixture
+def remembering(root: Path, session: Session) -> Callable[..., RememberingIndex]:
+    def make(max_age: float = 3600.0) -> RememberingIndex:
+        index = HubIndex(session.endpoint, token=False)
+        return RememberingIndex(session.store, lambda: index, session.reporter, max_age)
+
+    return make
+
+
+def offline(session: Session) -> Session:
+    return dataclasses.replace(session, offline=True)
+
+
+def test_answers_are_given_again_while_they_are_fresh(
+    remembering: Callable[..., RememberingIndex], session: Session, asked: Callable[[], list[str]]
+) -> None:
+    first = remembering()
+    commit = first.refs(REPO).branches["v1"]
+    answers = (first.trusts("acme"), first.trusts("nobody"), first.refs(REPO), first.builds(REPO, commit))
+    assert answers[:2] == (True, False)
+    asked()
+    for index in (remembering(), remembering(math.inf), RecordedIndex(session.store)):
+        assert (index.trusts("acme"), index.trusts("nobody"), index.refs(REPO), index.builds(REPO, commit)) == answers
+    assert asked() == []
+
+
+def test_old_answers_about_branches_and_publishers_are_asked_for_again(
+    remembering: Callable[..., RememberingIndex], asked: Callable[[], list[str]]
+) -> None:
+    commit = remembering().refs(REPO).branches["v1"]
+    remembering().trusts("acme")
+    remembering().builds(REPO, commit)
+    asked()
+    time.sleep(0.01)
+    stale = remembering(0.001)
+    stale.trusts("acme")
+    stale.refs(REPO)
+    stale.builds(REPO, commit)  # what a commit holds does not change
+    assert [request.rpartition("/")[2] for request in asked()] == ["overview", "refs"]
+
+
+def test_an_answer_from_the_future_is_asked_for_again(
+    remembering: Callable[..., RememberingIndex], session: Session, asked: Callable[[], list[str]]
+) -> None:
+    """A clock that was wrong must not make an answer last."""
+    remembering().trusts("acme")
+    [path] = session.store.root.glob("hubs/*/records/publishers/*.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "time": time.time() + 1e6}))
+    asked()
+    remembering(math.inf).trusts("acme")
+    assert len(asked()) == 1
+
+
+def test_a_refreshed_answer_is_asked_for_once_a_run(
+    remembering: Callable[..., RememberingIndex], asked: Callable[[], list[str]]
+) -> None:
+    remembering().refs(REPO)
+    asked()
+    index = remembering()
+    for _ in range(3):
+        index.refs(REPO, refresh=True)
+    assert len(asked()) == 1
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_an_older_answer_serves_while_the_hub_fails(
+    status: int,
+    remembering: Callable[..., RememberingIndex],
+    hub: LocalHub,
+    reporter: Recorder,
+) -> None:
+    commit = remembering().refs(REPO).branches["v1"]
+    remembering().trusts("acme")
+    remembering().commit(REPO, commit)
+    hub.hook = lambda request: Response(status_code=status)
+    time.sleep(0.01)
+    stale = remembering(0.001)
+    assert stale.trusts("acme")
+    assert stale.refs(REPO).branches["v1"] == commit
+    assert stale.commit(REPO, commit) == commit
+    assert [f"HTTP {status}" in text and "0.0 hours ago" in text for text in reporter.warnings] == [True] * 3
+    with pytest.raises(HubUnavailable):
+        stale.trusts("unknown")
+    with pytest.raises(HubUnavailable):
+        stale.refs("acme/unknown")
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, WRONG])
+def test_damaged_answers_are_asked_for_again_and_replaced(
+    damage: str, root: Path, session: Session, asked: Callable[[], list[str]]
+) -> None:
+    assert load_kernel(REPO, session=session).ONE == 1
+    asked()
+    _damage_all(session, damage)
+    assert load_kernel(REPO, session=dataclasses.replace(session)).ONE == 1
+    assert len(asked()) == 3
+    assert load_kernel(REPO, session=offline(session)).ONE == 1
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, WRONG])
+def test_damaged_answers_are_no_answers_offline(damage: str, root: Path, session: Session) -> None:
+    load_kernel(REPO, session=session)
+    _damage_all(session, damage)
+    with pytest.raises((NotCached, UntrustedPublisher)):
+        load_kernel(REPO, session=offline(session))
+    with pytest.raises(NotCached, match="kernelhub prefetch 'acme/relu'"):
+        load_kernel(REPO, session=offline(session), trust_remote_code=True)
+
+
+def _damage_all(session: Session, damage: str) -> None:
+    for path in session.store.root.glob("hubs/*/records/*/*.json"):
+        name = json.loads(path.read_text())["name"]
+        path.write_text(damage.replace("NAME", json.dumps(name)).replace("TIME", str(time.time())))
+
+
+def test_a_stored_build_is_found_offline_by_its_commit_without_any_answer(root: Path, session: Session) -> None:
+    load_kernel(REPO, session=session)
+    [build] = session.store.builds()
+    _damage_all(session, "")
+    request = f"{REPO}@{build.manifest.commit}"
+    assert load_kernel(request, session=offline(session), trust_remote_code=[REPO]).ONE == 1
+
+
+def test_offline_uses_the_trust_that_was_recorded_and_no_other(root: Path, session: Session) -> None:
+    write_build(root, "someone/relu", "v1", "torch-cpu", {"__init__.py": "ONE = 1\n"})
+    load_kernel("someone/relu", session=session, trust_remote_code=True)
+    with pytest.raises(UntrustedPublisher, match="whose trust was never asked online"):
+        load_kernel("someone/relu", session=offline(session))
+    with pytest.raises(UntrustedPublisher, match="not a trusted kernel publisher"):
+        load_kernel("someone/relu", session=session)
+    with pytest.raises(UntrustedPublisher, match="not a trusted kernel publisher"):
+        load_kernel("someone/relu", session=offline(session))
+    assert load_kernel("someone/relu", session=offline(session), trust_remote_code=["someone/relu"]).ONE == 1
+
+
+def test_how_long_an_answer_is_fresh_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fresh_seconds() == 3600
+    monkeypatch.setenv("KERNELHUB_FRESH_SECONDS", "60")
+    assert fresh_seconds() == 60
