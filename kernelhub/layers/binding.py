@@ -15,7 +15,7 @@ import copy
 import functools
 import logging
 from dataclasses import dataclass, replace
-from types import FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -159,8 +159,12 @@ def forward_calling(forward: FunctionType, replaced: Mapping[str, Callable[..., 
     """A copy of ``forward`` that finds other objects under some global names; the original is not touched.
 
     The copy sees the other globals as they are now. It has no global ``__name__``: with one, torch.compile would look
-    the names up, or guard them, in the module of that name, where the original function still stands.
+    the names up, or guard them, in the module of that name, where the original function still stands. Decorators
+    around ``forward`` (see ``structure.rewrappable``) are rebuilt around the copy.
     """
+    if hasattr(forward, "__wrapped__"):
+        inner = forward_calling(forward.__wrapped__, replaced)
+        return _twin(forward, forward.__globals__, {id(forward.__wrapped__): inner})
     scope = {**forward.__globals__, **replaced}
     scope.pop("__name__", None)
     return _twin(forward, scope)
@@ -192,10 +196,18 @@ def named_forward(function: FunctionType) -> FunctionType:
     return function if function.__name__ == FORWARD else _twin(function, function.__globals__)
 
 
-def _twin(function: FunctionType, scope: dict[str, Any]) -> FunctionType:
-    twin = FunctionType(function.__code__, scope, FORWARD, function.__defaults__, function.__closure__)
+def _twin(
+    function: FunctionType, scope: dict[str, Any], held: Mapping[int, FunctionType] | None = None
+) -> FunctionType:
+    """A copy of ``function`` with other globals; ``held`` replaces what its closure holds, by identity."""
+    closure = function.__closure__
+    if closure is not None and held:
+        closure = tuple(CellType(held.get(id(cell.cell_contents), cell.cell_contents)) for cell in closure)
+    twin = FunctionType(function.__code__, scope, FORWARD, function.__defaults__, closure)
     twin.__kwdefaults__ = function.__kwdefaults__
     twin.__annotations__ = function.__annotations__
     twin.__module__, twin.__qualname__, twin.__doc__ = function.__module__, function.__qualname__, function.__doc__
     vars(twin).update(vars(function))
+    if held:
+        twin.__wrapped__ = held[id(function.__wrapped__)]  # type: ignore[attr-defined]  # set by functools.wraps
     return twin

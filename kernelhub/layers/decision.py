@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -145,7 +146,7 @@ def settle(decisions: Sequence[Decision]) -> list[Decision]:
 
 def original_of(target: Target) -> Any:
     """The function that a function target replaces."""
-    return type(target.module).forward.__globals__[target.function]
+    return inspect.unwrap(type(target.module).forward).__globals__[target.function]
 
 
 def _misfit(kernel: Any, target: Target) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -77,12 +77,35 @@ def calls_function(module: nn.Module, name: str) -> bool | str:
     inner = inspect.unwrap(forward)
     if not isinstance(inner, FunctionType) or name not in inner.__code__.co_names or name not in inner.__globals__:
         return False
-    return inner is forward or f"{type(module).__name__}.forward is wrapped by a decorator, which hides {name}"
+    hidden = f"{type(module).__name__}.forward is wrapped by a decorator, which hides {name}"
+    return hidden if rewrappable(forward) is None else True
 
 
 def global_name(module: nn.Module, value: object) -> str | None:
     """The name under which the own forward of the module's class loads ``value``, or None."""
-    forward = type(module).forward
-    if not isinstance(forward, FunctionType) or hasattr(forward, "__wrapped__"):
+    forward = rewrappable(type(module).forward)
+    if forward is None:
         return None
     return next((name for name in forward.__code__.co_names if forward.__globals__.get(name) is value), None)
+
+
+def rewrappable(forward: Any) -> FunctionType | None:
+    """The innermost function of ``forward`` if every decorator around it can be rebuilt around a copy, else None.
+
+    A decorator can be when it is a plain function that holds what it wraps in its closure (``functools.wraps``).
+    """
+    if not isinstance(forward, FunctionType):
+        return None
+    if not hasattr(forward, "__wrapped__"):
+        return forward
+    inner = forward.__wrapped__
+    held = any(cell.cell_contents is inner for cell in forward.__closure__ or () if _is_filled(cell))
+    return rewrappable(inner) if held else None
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  # reading an empty cell is what raises
+    except ValueError:
+        return False
+    return True

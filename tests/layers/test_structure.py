@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import inspect
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from transformers.activations import ACT2FN
 
 from kernelhub.layers.structure import STRUCTURES, calls_function, global_name
 from layers.tiny_model import tiny
+
+if TYPE_CHECKING:
+    from types import FunctionType
 
 
 class GatedMLP(nn.Module):
@@ -73,8 +77,35 @@ class Decorated(nn.Module):
         return apply_rotary_pos_emb(x)
 
 
-def test_a_decorated_forward_hides_its_functions() -> None:
-    assert calls_function(Decorated(), "apply_rotary_pos_emb") == (
-        "Decorated.forward is wrapped by a decorator, which hides apply_rotary_pos_emb"
+def test_a_decorated_forward_is_seen_through() -> None:
+    """transformers 5.24 wraps the forwards of its attention layers to take an argument's old name."""
+    assert calls_function(Decorated(), "apply_rotary_pos_emb") is True
+    assert global_name(Decorated(), apply_rotary_pos_emb) == "apply_rotary_pos_emb"
+
+
+class HiddenByDecorator(nn.Module):
+    """Its decorator keeps the function in an attribute, where a copy cannot be put."""
+
+    def forward(self, x: Any) -> Any:
+        return Decorated.forward(self, x)  # type: ignore[arg-type]
+
+    forward.__wrapped__ = Decorated.forward  # type: ignore[attr-defined]
+
+
+def test_a_decorator_that_cannot_be_rebuilt_hides_the_function() -> None:
+    assert calls_function(HiddenByDecorator(), "apply_rotary_pos_emb") == (
+        "HiddenByDecorator.forward is wrapped by a decorator, which hides apply_rotary_pos_emb"
     )
-    assert global_name(Decorated(), apply_rotary_pos_emb) is None
+    assert global_name(HiddenByDecorator(), apply_rotary_pos_emb) is None
+
+
+def test_decorators_are_rebuilt_around_a_copy_that_calls_the_kernel() -> None:
+    from kernelhub.layers.binding import forward_calling
+
+    forward = cast("FunctionType", Decorated.forward)
+    copy = forward_calling(forward, {"apply_rotary_pos_emb": lambda x: 2 * x})
+    x = torch.ones(2, requires_grad=True)
+    assert torch.equal(copy(Decorated(), x), 2 * x)
+    assert not copy(Decorated(), x).requires_grad  # the decorator is at work
+    assert torch.equal(Decorated()(x), x)
+    assert inspect.unwrap(copy).__globals__["apply_rotary_pos_emb"] is not apply_rotary_pos_emb

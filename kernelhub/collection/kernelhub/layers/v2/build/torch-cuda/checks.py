@@ -22,14 +22,9 @@ from .gated import Activation, activate
 from .rms_norm import plain_rms_norm
 from .rotary import plain_rotary
 
-_BASE_ARGUMENTS = {
-    "input_ids",
-    "attention_mask",
-    "position_ids",
-    "past_key_values",
-    "inputs_embeds",
-    "use_cache",
-}
+_SHARED_ARGUMENTS = {"input_ids", "attention_mask", "position_ids", "inputs_embeds", "use_cache"}
+# Releases of transformers spell the cache differently.
+_BASE_ARGUMENTS = [_SHARED_ARGUMENTS | {name} for name in ("past_key_values", "cache")]
 
 
 def _numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -226,7 +221,7 @@ def _causal_lm_reason(module: nn.Module, base: str) -> str:
         return f"its forward does more than base model, lm_head and loss ({out})"
     if type(out).__name__ != "CausalLMOutputWithPast":
         return f"its forward returns {type(out).__name__}, not CausalLMOutputWithPast"
-    if calls.get("base") != _BASE_ARGUMENTS or "loss" not in calls:
+    if calls.get("base") not in _BASE_ARGUMENTS or "loss" not in calls:
         return "its forward calls its base model or its loss in another way"
     logits, given, vocabulary = calls["loss"]
     if not _close(logits, hidden @ weight.t()):

@@ -4,6 +4,9 @@ A layer is stateless: only its `forward` is used, and `self` is the module it wa
 `kernel_condition` returns True, or the reason why a module must keep its own forward.
 """
 
+import inspect
+from dataclasses import fields
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -114,40 +117,29 @@ class FusedLinearCrossEntropy(nn.Module):
     has_backward: ClassVar[bool] = True
     kernel_condition = staticmethod(checks.fits_fused_loss)
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Any = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
-    ) -> Any:
-        """Return a `CausalLMOutputWithPast` whose `logits` are None.
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Take what the model's own forward takes; return its output with `logits` None.
 
         Without labels, in evaluation, with `logits_to_keep`, or once the head is no longer a plain
         layer, the model's own forward runs instead.
         """
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "position_ids": position_ids,
-            "past_key_values": past_key_values,
-            "inputs_embeds": inputs_embeds,
-            "use_cache": use_cache,
-        }
+        # By the names of the class: releases of transformers spell and order them differently.
+        inputs = {**dict(zip(_parameters(type(self)), args)), **kwargs}  # noqa: B905  # fewer arguments than names
+        labels, logits_to_keep = inputs.pop("labels", None), inputs.pop("logits_to_keep", 0)
         if not _wants_loss_only(self, labels, logits_to_keep):
-            rest = {"labels": labels, "logits_to_keep": logits_to_keep, **kwargs}
-            return type(self).forward(self, **inputs, **rest)
-        return_dict = kwargs.pop("return_dict", None)
-        outputs = getattr(self, self.base_model_prefix)(**inputs, **kwargs)
-        loss = _loss(self.lm_head, outputs.last_hidden_state, labels, **kwargs)
+            return type(self).forward(self, *args, **kwargs)
+        return_dict = inputs.pop("return_dict", None)
+        outputs = getattr(self, self.base_model_prefix)(**inputs)
+        loss = _loss(self.lm_head, outputs.last_hidden_state, labels, **inputs)
         result = _causal_lm_output(loss, outputs)
         as_dict = self.config.return_dict if return_dict is None else return_dict
         return result if as_dict else result.to_tuple()
+
+
+@cache
+def _parameters(cls: type[nn.Module]) -> tuple[str, ...]:
+    """Name what the forward of `cls` takes, in order, without `self`."""
+    return tuple(inspect.signature(cls.forward).parameters)[1:]
 
 
 def _wants_loss_only(module: nn.Module, labels: Tensor | None, logits_to_keep: object) -> bool:
@@ -180,10 +172,6 @@ def _causal_lm_output(loss: Tensor, outputs: Any) -> Any:
     # Imported here: the kernels load without transformers, only models of it come this far.
     from transformers.modeling_outputs import CausalLMOutputWithPast  # noqa: PLC0415
 
-    return CausalLMOutputWithPast(
-        loss=loss,
-        logits=None,
-        past_key_values=outputs.past_key_values,
-        hidden_states=outputs.hidden_states,
-        attentions=outputs.attentions,
-    )
+    names = {field.name for field in fields(CausalLMOutputWithPast)} - {"loss", "logits"}
+    shared = {name: getattr(outputs, name, None) for name in names}
+    return CausalLMOutputWithPast(loss=loss, logits=None, **shared)
