@@ -117,7 +117,7 @@ def explain(
     Raises:
         RepositoryNotFound, RevisionNotFound, FetchError: there is nothing to explain.
     """
-    environment = session.detected.with_backend(backend)
+    environment = session.environment_for(backend)
     reason, trusted = _trust_of(request, session, TrustPolicy.of(trust))
     try:
         resolution = session.resolve(request, backend=backend, trust=_ListingOnly())

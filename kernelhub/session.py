@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kernelhub import setting
+from kernelhub.assortment import resolve_all
 from kernelhub.backend import device_backend
 from kernelhub.compatibility import select
 from kernelhub.environment import Environment
-from kernelhub.errors import DigestMismatch, FetchError, InvalidRequest, UnsignedKernel
+from kernelhub.errors import DigestMismatch, FetchError, InvalidRequest, NotCached, UnsignedKernel
 from kernelhub.fetch import fetch
 from kernelhub.locked import LockedIndex, make_lock
 from kernelhub.lockfile import Lock
@@ -27,11 +29,13 @@ from kernelhub.trust import TrustPolicy
 from kernelhub.verify import VerificationState, VerifiedBuild, verify_folder, verify_stored
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import torch
 
-    from kernelhub.index import Index
+    from kernelhub.assortment import Assortment
+    from kernelhub.index import Index, Refs
     from kernelhub.store import StoredBuild
 
 Trust = bool | Iterable[str]
@@ -81,16 +85,30 @@ class Session:
     def detected(self) -> Environment:
         return self.environment or _this_machine()
 
+    def environment_for(self, backend: str | None) -> Environment:
+        """The machine to choose for, asked for builds of ``backend`` (None: ``KERNELHUB_BACKEND``, else its own)."""
+        return self.detected.with_backend(backend or (None if self.environment else setting.backend()))
+
     def resolve(
         self, request: KernelRequest, *, backend: str | None = None, trust: Trust | TrustPolicy = False
     ) -> Resolution:
         """The build that serves ``request``; downloads nothing but its metadata."""
-        allowed = (trust if isinstance(trust, TrustPolicy) else TrustPolicy.of(trust)).under(self.policy)
-        resolution = resolve(request, self.detected.with_backend(backend), self._index(request), allowed)
+        allowed = self._allowed(trust)
+        environment = self.environment_for(backend)
+        with self._advising(request, environment, allowed):
+            resolution = resolve(request, environment, self._index(request), allowed)
         for found in resolution.tree():
             for note in found.notes:
                 self.reporter.warn(f"kernel {found.build}: {note}")
         return resolution
+
+    def resolve_all(self, request: KernelRequest, *, trust: Trust | TrustPolicy = False) -> Assortment:
+        """Every build of ``request``, whatever machine it is for; downloads nothing but their metadata."""
+        return resolve_all(request, self._index(request), self._allowed(trust))
+
+    def refs(self, repo_id: str) -> Refs:
+        """The branches and tags of a repository, as far as this session may know them."""
+        return self._index(KernelRequest(repo_id)).refs(repo_id)
 
     def trust_of(self, repo_id: str, trust: TrustPolicy) -> str:
         """Why a repository's code may run; raises UntrustedPublisher when it may not."""
@@ -104,7 +122,7 @@ class Session:
         """The API versions of a repository in numeric order, each with the build that fits best."""
         if request.repo_id is None:
             raise InvalidRequest(str(request), "has no versions on the Hub", "org/name")
-        index, environment = self._index(request), self.detected.with_backend(backend)
+        index, environment = self._index(request), self.environment_for(backend)
         rows = []
         for version, commit in index.refs(request.repo_id).versions.items():
             builds = index.builds(request.repo_id, commit)
@@ -116,14 +134,33 @@ class Session:
         """The verified build of a resolution and of all it depends on, downloaded where needed."""
         dependencies = tuple(self.obtain(dependency) for dependency in resolution.dependencies)
         if resolution.folder is not None:
-            return self._checked_state(verify_folder(resolution, dependencies), resolution)
+            return self.accept(verify_folder(resolution, dependencies), resolution)
         index = self._index(resolution.request)
-        stored = fetch(resolution, index, self.store, self.reporter)
+        with self._advising(resolution.request, self.detected):
+            stored = fetch(resolution, index, self.store, self.reporter)
         try:
-            return self._checked_state(verify_stored(stored, resolution, dependencies), resolution)
+            return self.accept(verify_stored(stored, resolution, dependencies), resolution)
         except DigestMismatch as damage:
             stored = self._fetch_again(damage, stored, resolution, index)
-            return self._checked_state(verify_stored(stored, resolution, dependencies), resolution)
+            return self.accept(verify_stored(stored, resolution, dependencies), resolution)
+
+    def _allowed(self, trust: Trust | TrustPolicy) -> TrustPolicy:
+        return (trust if isinstance(trust, TrustPolicy) else TrustPolicy.of(trust)).under(self.policy)
+
+    @contextlib.contextmanager
+    def _advising(
+        self, request: KernelRequest, environment: Environment, trust: TrustPolicy | None = None
+    ) -> Iterator[None]:
+        """What is missing offline is told with the command that fetches exactly what this machine asks for."""
+        try:
+            yield
+        except NotCached as error:
+            command = ["kernelhub", "prefetch", f"'{replace(request, symbol=None)}'"]
+            if environment.torch is not None:  # else nothing tells which build it would be
+                command.append(f"--target '{environment}'")
+            names = sorted({*trust.repositories, *([request.name] if trust.requested else [])} if trust else ())
+            command += [f"--trust {name}" for name in names]
+            raise NotCached(error.what, error.store, " ".join(command)) from error
 
     def _fetch_again(
         self, damage: DigestMismatch, stored: StoredBuild, resolution: Resolution, index: Index
@@ -136,8 +173,12 @@ class Session:
         except FetchError as error:
             raise damage from error
 
-    def _checked_state(self, build: VerifiedBuild, resolution: Resolution) -> VerifiedBuild:
-        """What a build can prove must be enough for the user's policy; that it proves nothing is always told."""
+    def accept(self, build: VerifiedBuild, resolution: Resolution) -> VerifiedBuild:
+        """``build`` itself, if it proves enough for the user's policy; that it proves nothing is always told.
+
+        Raises:
+            UnsignedKernel: the policy asks for more than the build can prove.
+        """
         if build.state is VerificationState.UNVERIFIED:
             self.reporter.warn(f"kernel build {build.build} lists no digests: its files are loaded unverified")
         rule = self.policy.signatures.get(resolution.name.partition("/")[0], "off")

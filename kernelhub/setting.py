@@ -65,6 +65,11 @@ def store_folder() -> Path:
     return hf_home() / "kernelhub"
 
 
+def backend() -> str | None:
+    """The backend to ask builds for when none is named (``KERNELHUB_BACKEND``): ``cpu`` on a CUDA Torch without GPU."""
+    return os.environ.get("KERNELHUB_BACKEND") or None
+
+
 def lock_path() -> Path | None:
     """The lock file in force: ``KERNELHUB_LOCK``, else ``kernelhub.lock`` in the current folder, else none."""
     if os.environ.get("KERNELHUB_LOCK"):

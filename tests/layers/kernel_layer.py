@@ -76,21 +76,9 @@ class SwiGLUMLP(nn.Module):
 
 
 class CausalLM(nn.Module):
-    def forward(
-        self,
-        input_ids: Any = None,
-        attention_mask: Any = None,
-        position_ids: Any = None,
-        past_key_values: Any = None,
-        inputs_embeds: Any = None,
-        labels: Any = None,
-        use_cache: Any = None,
-        logits_to_keep: Any = 0,
-        **kwargs: Any,
-    ) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         RAN["CausalLM"] += 1
-        given = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, labels, use_cache)
-        return type(self).forward(self, *given, logits_to_keep, **kwargs)
+        return type(self).forward(self, *args, **kwargs)
 
 
 class NoAttention(nn.Module):
