@@ -10,11 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernelhub.api import kernelize, load_kernel, plan, report, unkernelize
+    from kernelhub.api import explain, kernelize, kernelized, load_kernel, plan, report, unkernelize, versions
     from kernelhub.config import KernelConfig
     from kernelhub.environment import Environment
     from kernelhub.errors import KernelHubError
     from kernelhub.layers.marker import use_kernel
+    from kernelhub.loader import loaded_kernels
     from kernelhub.mode import Mode
     from kernelhub.request import KernelRequest
     from kernelhub.session import Session
@@ -29,12 +30,16 @@ __all__ = [
     "Mode",
     "Session",
     "__version__",
+    "explain",
     "kernelize",
+    "kernelized",
     "load_kernel",
+    "loaded_kernels",
     "plan",
     "report",
     "unkernelize",
     "use_kernel",
+    "versions",
 ]
 
 _HOMES = {
@@ -44,12 +49,16 @@ _HOMES = {
     "KernelRequest": "request",
     "Mode": "mode",
     "Session": "session",
+    "explain": "api",
     "kernelize": "api",
+    "kernelized": "api",
     "load_kernel": "api",
+    "loaded_kernels": "loader",
     "plan": "api",
     "report": "api",
     "unkernelize": "api",
     "use_kernel": "layers.marker",
+    "versions": "api",
 }
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kernelhub.config import KernelConfig
+from kernelhub.environment import Environment
+from kernelhub.errors import NotCached
+from kernelhub.explanation import Explanation
+from kernelhub.explanation import explain as explain_request
 from kernelhub.layers.symbol import LoadedSymbol, PlannedSymbol
 from kernelhub.loader import load, symbol
 from kernelhub.mode import Mode
@@ -16,14 +21,14 @@ from kernelhub.session import Session
 from kernelhub.trust import TrustPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Iterator, Mapping
 
     from torch import nn
 
     from kernelhub.config import KernelChoice
     from kernelhub.layers.report import Report
     from kernelhub.resolution import Resolution
-    from kernelhub.session import Trust
+    from kernelhub.session import Trust, VersionRow
 
 
 def load_kernel(
@@ -68,7 +73,7 @@ def load_kernel(
     """
     parsed = KernelRequest.parse(request).at(version=version, revision=revision)
     chosen = _session(session, offline)
-    build = chosen.obtain(chosen.resolve(parsed, backend=backend, trust=trust_remote_code))
+    build = chosen.obtain(chosen.resolve(parsed, backend=backend, trust=trust_remote_code, ahead=True))
     return load(build) if parsed.symbol is None else symbol(build, parsed.symbol)
 
 
@@ -91,7 +96,8 @@ def kernelize(
     Args:
         model: any torch module.
         config: a KernelConfig, or the mapping to build one from.
-        mode: ``Mode.INFERENCE``, ``Mode.TRAINING`` (or their names); None follows each module's ``training`` flag.
+        mode: a ``Mode`` or its name pins the kernels of that mode. None lets each call of a layer take the kernel for
+            the ``training`` flag that the layer has then, and for torch.compile where that traces it.
         strict: True raises when an entry of the config matches no layer, or none of its layers can be served;
             False reports it instead. Integrity and trust failures raise in either case.
         offline, trust_remote_code, session: as in ``load_kernel``.
@@ -108,15 +114,40 @@ def kernelize(
     from kernelhub.layers import kernelize as binder  # noqa: PLC0415  # torch, which importing the API must not need
 
     chosen = _session(session, offline)
-    binder.kernelize(
-        model,
-        _as_config(config),
-        mode=_as_mode(mode),
-        load=_Kernels(chosen, trust_remote_code).load,
-        backend_of=chosen.backend_of,
-        strict=strict,
-    )
+    kernels = _Kernels(chosen, trust_remote_code)
+    try:
+        binder.kernelize(
+            model,
+            _as_config(config),
+            mode=_as_mode(mode),
+            load=kernels.load,
+            backend_of=chosen.backend_of,
+            strict=strict,
+        )
+    except NotCached as error:
+        raise NotCached.all_of([*kernels.missing(), error]) from error
     return model
+
+
+@contextmanager
+def kernelized(
+    model: nn.Module,
+    config: KernelConfig | Mapping[str, Any],
+    mode: Mode | str | None = None,
+    **options: Any,
+) -> Iterator[nn.Module]:
+    """``kernelize`` for the time of a ``with`` block; arguments as there.
+
+    Afterwards the model has the kernels that it had before, if any.
+
+    Example:
+        >>> with kernelized(model, {"RMSNorm": "builtin:RMSNorm"}):
+        ...     model(input_ids)
+    """
+    from kernelhub.layers import kernelize as binder  # noqa: PLC0415  # as above
+
+    with binder.kernelized(model, lambda each: kernelize(each, config, mode, **options)):
+        yield model
 
 
 def unkernelize(model: nn.Module) -> nn.Module:
@@ -155,6 +186,50 @@ def plan(
     )
 
 
+def explain(
+    request: str,
+    *,
+    target: str | None = None,
+    backend: str | None = None,
+    offline: bool | None = None,
+    trust_remote_code: Trust = False,
+    session: Session | None = None,
+) -> Explanation:
+    """What would be loaded for ``request`` and why, without downloading or importing it.
+
+    Args:
+        request: a mapping string.
+        target: another machine, e.g. ``"h100,torch=2.12"`` (see ``Environment.parse``); None is this one.
+        backend, offline, trust_remote_code, session: as in ``load_kernel``.
+
+    Returns:
+        The choice with every build that was considered (``.reasons``), what the build says about itself (``.info``),
+        trust, dependencies, size and advice; printable, and exported by ``to_dict``.
+
+    Raises:
+        InvalidRequest, RepositoryNotFound, RevisionNotFound, FetchError: there is nothing to explain.
+    """
+    chosen = _for_target(_session(session, offline), target)
+    return explain_request(KernelRequest.parse(request), chosen, backend=backend, trust=trust_remote_code)
+
+
+def versions(
+    request: str,
+    *,
+    target: str | None = None,
+    backend: str | None = None,
+    offline: bool | None = None,
+    session: Session | None = None,
+) -> list[VersionRow]:
+    """The API versions of a repository in numeric order, each with the build that fits best; arguments as above."""
+    chosen = _for_target(_session(session, offline), target)
+    return chosen.versions(KernelRequest.parse(request), backend=backend)
+
+
+def _for_target(session: Session, target: str | None) -> Session:
+    return session if target is None else replace(session, environment=Environment.parse(target))
+
+
 def _session(session: Session | None, offline: bool | None) -> Session:
     """The session to use; ``offline`` given beside one has the last word."""
     if session is None:
@@ -181,7 +256,7 @@ class _Kernels:
 
     def load(self, choice: KernelChoice, backend: str) -> LoadedSymbol:
         """The symbol of a choice, loaded."""
-        resolution = self._resolution(choice, backend)
+        resolution = self._resolution(choice, backend, ahead=True)
         build = self._once(("build", resolution.build), lambda: self._session.obtain(resolution))
         name = choice.request.symbol or ""
         return LoadedSymbol(symbol(build, name), resolution.kernel, resolution.variant, name)
@@ -191,11 +266,17 @@ class _Kernels:
         resolution = self._resolution(choice, backend)
         return PlannedSymbol(resolution.kernel, resolution.variant, choice.request.symbol or "")
 
-    def _resolution(self, choice: KernelChoice, backend: str) -> Resolution:
+    def missing(self) -> list[NotCached]:
+        """What an offline store turned out to lack, of everything that was asked for."""
+        failures = (future.exception() for future in self._futures.values() if future.done())
+        return [failure for failure in failures if isinstance(failure, NotCached)]
+
+    def _resolution(self, choice: KernelChoice, backend: str, *, ahead: bool = False) -> Resolution:
         request = replace(choice.request, symbol=None)
         policy = self._trust.union(TrustPolicy.of(choice.trust_remote_code))
         resolution: Resolution = self._once(
-            (request, backend, policy), lambda: self._session.resolve(request, backend=backend, trust=policy)
+            (request, backend, policy),
+            lambda: self._session.resolve(request, backend=backend, trust=policy, ahead=ahead),
         )
         return resolution
 

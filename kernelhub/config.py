@@ -3,13 +3,25 @@
 Accepted values for one layer name (hub-format section 6)::
 
     "org/repo:Symbol"                              any mapping string of request.py, with a symbol
-    ("org/repo:Symbol", {"version": 2})            or {"revision": ...}; plus "trust_remote_code": bool or list
+    ("org/repo:Symbol", {"version": 2})            or {"revision": ...}; more options below
     {"cuda": <value>, "cpu": <value>, ...}         one value per device
+    {"cuda>=9.0,<10": <value>, "cuda": <value>}    per range of compute capability: the narrowest that holds it wins
     {"cuda": {"training": <value>, ...}, ...}      one value per device and mode
     "/abs/path:Symbol"                             a build folder on this machine
     "" or None                                     leave this layer alone
 
+Options of a value, besides ``version`` and ``revision``: ``trust_remote_code`` (bool or list of repositories);
+``attributes`` ({"variance_epsilon": "eps"}: the kernel's name of an attribute and the layer's own);
+``optional`` (True: not an error when the model has no such layer or the kernel does not fit it).
+
 Building a config is pure: nothing is looked up, downloaded or imported until it is applied.
+
+The same in a file, read by ``KernelConfig.from_file``; TOML, or JSON of the same shape::
+
+    [kernel_mapping]
+    RMSNorm = "org/repo:Norm"
+    SwiGLUMLP = ["org/repo:MLP", {version = 2}]
+    rotary_pos_emb = {cuda = "org/repo:rope", cpu = ""}
 """
 
 from __future__ import annotations
@@ -17,12 +29,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kernelhub.backend import backend_kind
+from kernelhub.capability import DeviceRange, device_range
+from kernelhub.document import read_document
 from kernelhub.errors import InvalidBackend, InvalidConfig, InvalidRequest, did_you_mean
+from kernelhub.liger import DEFAULT_SOURCE, liger_mapping
 from kernelhub.mode import Mode
 from kernelhub.request import KernelRequest, checked_repo_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kernelhub.backend import Release
 
 ACCEPTED_FORMS = (
     '"org/repo:Symbol", ("org/repo:Symbol", {"version": 2}), {"cuda": <value>, "cpu": <value>}, '
@@ -32,16 +51,21 @@ ANY_DEVICE = ""
 
 _LAYER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _PATH_PATTERN = re.compile(r"[A-Za-z0-9_*]+(?:\.[A-Za-z0-9_*]+)*", re.ASCII)
-_OPTIONS = ("version", "revision", "trust_remote_code")
+_OPTIONS = ("version", "revision", "trust_remote_code", "attributes", "optional")
 _MODE_NAMES = {mode.value: mode for mode in Mode}
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """One mapped kernel and the trust given with it; ``request.symbol`` is always set."""
+    """One mapped kernel and the options given with it; ``request.symbol`` is always set.
+
+    ``attributes`` are pairs: an attribute's name in the kernel, and its name in the layers of the model.
+    """
 
     request: KernelRequest
     trust_remote_code: bool | tuple[str, ...] = False
+    attributes: tuple[tuple[str, str], ...] = ()
+    optional: bool = False
 
     def __str__(self) -> str:
         return str(self.request)
@@ -51,7 +75,8 @@ class KernelChoice:
 class LayerEntry:
     """The choices for one layer name or module path pattern.
 
-    ``choices`` maps (backend name or ``ANY_DEVICE``, mode) to a choice; None means "leave this layer alone".
+    ``choices`` maps (device key or ``ANY_DEVICE``, mode) to a choice; None means "leave this layer alone". A device key
+    is the text of a ``DeviceRange``.
     """
 
     layer: str
@@ -63,14 +88,40 @@ class LayerEntry:
         return _LAYER_NAME.fullmatch(self.layer) is None
 
     @property
+    def is_optional(self) -> bool:
+        """May a model have no such layer?"""
+        given = [choice for _, choice in self.choices if choice is not None]
+        return bool(given) and all(choice.optional for choice in given)
+
+    @property
     def devices(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(device for (device, _), _ in self.choices))
 
-    def choose(self, backend: str, mode: Mode) -> KernelChoice | None:
-        """The kernel for a layer on ``backend`` in ``mode``; None leaves the layer alone."""
+    @property
+    def has_ranges(self) -> bool:
+        return any(device and device_range(device).is_range for device in self.devices)
+
+    def devices_for(self, backend: str, capability: Release | None = None) -> tuple[str, ...]:
+        """The device keys that hold a device, the narrowest first."""
+        if self.devices == (ANY_DEVICE,):
+            return self.devices
+        holding = (device for device in self.devices if device_range(device).holds(backend, capability))
+        return tuple(sorted(holding, key=lambda device: device_range(device).width))
+
+    def find(
+        self, backend: str, mode: Mode, capability: Release | None = None
+    ) -> tuple[KernelChoice | None] | tuple[()]:
+        """The choice for a device in a mode, in a tuple; empty when the entry has none."""
         table = dict(self.choices)
-        device = backend if any(key[0] == backend for key in table) else ANY_DEVICE
-        return next((table[device, step] for step in mode.lookup if (device, step) in table), None)
+        for device in self.devices_for(backend, capability):
+            for step in mode.lookup:
+                if (device, step) in table:
+                    return (table[device, step],)
+        return ()
+
+    def choose(self, backend: str, mode: Mode, capability: Release | None = None) -> KernelChoice | None:
+        """The kernel for a layer on ``backend`` in ``mode``; None leaves the layer alone."""
+        return next(iter(self.find(backend, mode, capability)), None)
 
 
 class KernelConfig:
@@ -152,6 +203,71 @@ class KernelConfig:
                 raise InvalidConfig(key, f"unknown key{did_you_mean(str(key), known)}", f"one of {', '.join(known)}")
         return cls(**data)
 
+    @classmethod
+    def from_file(cls, path: Path) -> KernelConfig:
+        """Read a ``.toml`` or ``.json`` file with ``kernel_mapping``, and ``use_local_kernel`` or ``inherit_mapping``.
+
+        The file is the user's own configuration: what it says under ``trust_remote_code`` counts, as in code.
+
+        Raises:
+            InvalidConfig: it cannot be read, or what is wrong in it; names the file and the key.
+        """
+        document = read_document(path)
+        for key in ("use_local_kernel", "inherit_mapping"):
+            if not isinstance(document.get(key, False), bool):
+                raise InvalidConfig(document[key], f"key {key!r}", "true or false", str(path))
+        if "kernel_mapping" not in document:
+            found = f" among {', '.join(map(ascii, document))}" if document else ""
+            raise InvalidConfig(str(path), f"no key 'kernel_mapping'{found}", "a table [kernel_mapping]")
+        if document["kernel_mapping"] is None:
+            raise InvalidConfig(None, "key 'kernel_mapping'", "layer names and kernels", str(path))
+        try:
+            return cls.from_dict(document)
+        except InvalidConfig as error:
+            where = f"{path}, {error.origin}" if error.origin else str(path)
+            raise InvalidConfig(error.value, error.problem, error.expected, where) from None
+
+    @classmethod
+    def from_liger(
+        cls,
+        *,
+        rope: bool | None = None,
+        rms_norm: bool | None = None,
+        swiglu: bool | None = None,
+        geglu: bool | None = None,
+        layer_norm: bool | None = None,
+        cross_entropy: bool | None = None,
+        fused_linear_cross_entropy: bool | None = None,
+        source: str = DEFAULT_SOURCE,
+        **unknown: object,
+    ) -> KernelConfig:
+        """The config that the switches of Liger Kernel mean; ``liger.py`` has the table.
+
+        Without a value a switch has Liger's default, and its layers are optional: all on, but ``layer_norm`` and
+        ``cross_entropy``; with ``cross_entropy=True`` the fused loss is off.
+
+        Args:
+            source: the Hub repository with Liger's layers, or ``"builtin"`` for those shipped with kernelhub.
+
+        Raises:
+            InvalidConfig: an unknown switch, a value that is not True or False, or two that exclude each other.
+
+        Example:
+            >>> config = KernelConfig.from_liger(rope=True, swiglu=True, source="builtin")
+            >>> config.kernel_mapping["SwiGLUMLP"]
+            'builtin:SwiGLUMLP'
+        """
+        switches = {
+            "rope": rope,
+            "rms_norm": rms_norm,
+            "swiglu": swiglu,
+            "geglu": geglu,
+            "layer_norm": layer_norm,
+            "cross_entropy": cross_entropy,
+            "fused_linear_cross_entropy": fused_linear_cross_entropy,
+        }
+        return cls(liger_mapping({**switches, **unknown}, source))
+
     def choices(self) -> Iterator[KernelChoice]:
         """Every distinct kernel that this config may ask for, in order."""
         found = (choice for entry in self._entries for _, choice in entry.choices if choice is not None)
@@ -197,11 +313,9 @@ def _read_device(
     device: object, value: object, local: bool, origin: str
 ) -> Iterator[tuple[tuple[str, Mode], KernelChoice | None]]:
     try:
-        name = backend_kind(device).name if isinstance(device, str) else ""
+        name = str(DeviceRange.of(device))
     except InvalidBackend as error:
         raise InvalidConfig(device, f"device: {error.problem}", error.expected, origin) from None
-    if not name:
-        raise InvalidConfig(device, "device name is not a string", "a name such as 'cuda'", origin)
     if not isinstance(value, Mapping):
         yield (name, Mode.FALLBACK), _read_choice(value, local, origin)
         return
@@ -235,7 +349,12 @@ def _read_choice(value: object, local: bool, origin: str) -> KernelChoice | None
     request = _read_request(value, options, origin)
     if local and request.path is None:
         raise InvalidConfig(value, "use_local_kernel=True needs a path", '"/abs/path:Symbol"', origin)
-    return KernelChoice(request, _read_trust(options.get("trust_remote_code", False), origin))
+    return KernelChoice(
+        request,
+        _read_trust(options.get("trust_remote_code", False), origin),
+        _read_attributes(options.get("attributes", {}), origin),
+        _read_optional(options.get("optional", False), origin),
+    )
 
 
 def _read_request(value: str, options: Mapping[str, Any], origin: str) -> KernelRequest:
@@ -270,6 +389,21 @@ def _read_trusted(repo: Any, origin: str) -> str:
         raise InvalidConfig(repo, f"trust_remote_code: {error.problem}", "org/name", origin) from None
 
 
+def _read_attributes(value: object, origin: str) -> tuple[tuple[str, str], ...]:
+    names = [name for pair in value.items() for name in pair] if isinstance(value, Mapping) else [value]
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier():
+            expected = 'names of attributes, such as {"variance_epsilon": "eps"}'
+            raise InvalidConfig(value, "attributes", expected, origin)
+    return tuple(sorted(value.items())) if isinstance(value, Mapping) else ()
+
+
+def _read_optional(value: object, origin: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidConfig(value, "optional", "True or False", origin)
+    return value
+
+
 def _plain_entry(entry: LayerEntry) -> Any:
     nested: dict[str, dict[str, Any]] = {}
     for (device, mode), choice in entry.choices:
@@ -285,5 +419,10 @@ def _plain_choice(choice: KernelChoice | None) -> Any:
     if choice is None:
         return ""
     trust = choice.trust_remote_code
-    options = {"trust_remote_code": list(trust) if isinstance(trust, tuple) else trust}
-    return (str(choice.request), options) if trust else str(choice.request)
+    options = {
+        "trust_remote_code": list(trust) if isinstance(trust, tuple) else trust,
+        "attributes": dict(choice.attributes),
+        "optional": choice.optional,
+    }
+    given = {name: value for name, value in options.items() if value}
+    return (str(choice.request), given) if given else str(choice.request)

@@ -2,25 +2,27 @@
 
 KernelHubError
 ├ InvalidRequest InvalidBackend InvalidVariant InvalidEnvironment                        (ValueError)
-├ InvalidConfig InvalidLockfile InvalidMetadata InvalidPath                              (ValueError)
+├ InvalidConfig InvalidLockfile InvalidMetadata InvalidPath InvalidBundle                (ValueError)
 ├ ResolutionError
 │ ├ RepositoryNotFound RevisionNotFound NotLocked                                       (LookupError)
 │ ├ KernelDependencyError
 │ └ NoCompatibleVariant                                                           (FileNotFoundError)
 ├ FetchError
 │ ├ HubUnavailable                                                                  (ConnectionError)
+│ ├ HubRefused                                                                      (PermissionError)
 │ ├ NotCached                                                                     (FileNotFoundError)
-│ ├ IncompleteDownload
+│ ├ IncompleteDownload PrefetchFailed
 │ ├ CacheError                                                                              (OSError)
 │ │ └ CacheFullError
 │ └ LockTimeout                                                                        (TimeoutError)
 ├ VerificationError
-│ ├ DigestMismatch UnsignedKernel PinMismatch
+│ ├ DigestMismatch UnsignedKernel PinMismatch RanksDiffer
 │ └ UntrustedPublisher                                                              (PermissionError)
 ├ LoadError                                                                             (ImportError)
 │ ├ ImportFailed
 │ ├ SymbolNotFound IncompatibleLibrary
 │ └ MissingDependency                                                           (ModuleNotFoundError)
+├ RankFailed
 └ BindingError
   ├ UnknownLayer                                                                        (LookupError)
   ├ ContractMismatch                                                                      (TypeError)
@@ -38,7 +40,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from kernelhub.compatibility import Rejection
@@ -125,6 +127,10 @@ class InvalidMetadata(_Invalid):
 
 class InvalidPath(_Invalid):
     noun = "file path in a kernel build"
+
+
+class InvalidBundle(_Invalid):
+    noun = "kernel bundle"
 
 
 class ResolutionError(KernelHubError):
@@ -250,6 +256,19 @@ class HubUnavailable(FetchError, ConnectionError):
 
 
 @dataclass(eq=False)
+class HubRefused(FetchError, PermissionError):
+    """The Hub was reached and says no (HTTP ``status``); another try, or an older answer, would not change that."""
+
+    what: str
+    url: str
+    status: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the Hub at {self.url} refuses {self.what}: {self.reason} (HTTP {self.status})"
+
+
+@dataclass(eq=False)
 class NotCached(FetchError, FileNotFoundError):
     """Offline, and the store does not hold what was asked for."""
 
@@ -259,6 +278,21 @@ class NotCached(FetchError, FileNotFoundError):
 
     def __str__(self) -> str:
         return f"offline, and {self.what} is not in {self.store}. With network access, run: {self.command}"
+
+    @classmethod
+    def all_of(cls, missing: Iterable[NotCached]) -> NotCached:
+        """One error for everything that is missing, with one command that fetches it all; at least one is given."""
+        distinct = list({(error.what, error.command): error for error in missing}.values())
+        if len(distinct) == 1:
+            return distinct[0]
+        requests: dict[tuple[str, str], list[str]] = {}
+        for error in distinct:
+            head, quoted, rest = error.command.partition("'")
+            request, _, options = rest.partition("'")
+            requests.setdefault((head, options), []).append(f"{quoted}{request}{quoted}")
+        commands = [f"{head}{' '.join(dict.fromkeys(names))}{rest}" for (head, rest), names in requests.items()]
+        what = " and ".join(dict.fromkeys(error.what for error in distinct))
+        return cls(what, distinct[0].store, " && ".join(commands))
 
 
 @dataclass(eq=False)
@@ -271,6 +305,18 @@ class IncompleteDownload(FetchError):
 
     def __str__(self) -> str:
         return f"download of {shown(self.path)} from {self.repo_id} failed: {self.problem}. Nothing was kept."
+
+
+@dataclass(eq=False)
+class PrefetchFailed(FetchError):
+    """Some of the kernels asked for could not be brought into the store; the others were."""
+
+    failures: Sequence[tuple[str, str]]
+    asked: int
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.failures)} of {self.asked} could not be brought into the store"]
+        return "\n  ".join([*lines, *(f"{name}: {problem}" for name, problem in self.failures)])
 
 
 @dataclass(eq=False)
@@ -369,6 +415,49 @@ class PinMismatch(VerificationError):
             f"kernel {shown(self.repo_id)} would be loaded at commit {self.commit}, "
             f"but {self.origin} pins it to {self.pin}. Ask for '{self.repo_id}@{self.pin}', or change the pin."
         )
+
+
+@dataclass(eq=False)
+class RanksDiffer(VerificationError):
+    """Ranks of one job hold different code for one kernel; ``digests`` maps each rank to what it holds of it."""
+
+    build: str
+    digests: Mapping[int, str]
+
+    @property
+    def first(self) -> int:
+        """The rank that the others are compared with."""
+        return min(self.digests)
+
+    @property
+    def differing(self) -> list[int]:
+        """The ranks that hold something else than the first one."""
+        return [rank for rank, digest in self.digests.items() if digest != self.digests[self.first]]
+
+    def __str__(self) -> str:
+        held = ", ".join(f"rank {rank} {self.digests[rank][:12]}" for rank in (self.first, *self.differing[:8]))
+        return (
+            f"kernel build {self.build} is not the same on all ranks: {_few_ranks(self.differing)} "
+            f"{'differs' if len(self.differing) == 1 else 'differ'} from rank {self.first} "
+            f"(sha256: {held}). Nothing was imported. Remove that build from the store of these ranks and try again."
+        )
+
+
+@dataclass(eq=False)
+class RankFailed(KernelHubError):
+    """A step that all ranks take together failed on some of them; ``failures`` maps each of these to its error."""
+
+    step: str
+    failures: Mapping[int, str]
+
+    def __str__(self) -> str:
+        lines = [f"{self.step} failed on {_few_ranks(list(self.failures))}, so no rank goes on"]
+        return "\n  ".join([*lines, *(f"rank {rank}: {problem}" for rank, problem in list(self.failures.items())[:8])])
+
+
+def _few_ranks(ranks: Sequence[int]) -> str:
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return f"{noun} {_few([str(rank) for rank in ranks], 16)}"
 
 
 class LoadError(KernelHubError, ImportError):

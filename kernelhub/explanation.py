@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelhub.compatibility import Selection
 from kernelhub.errors import InvalidVariant, NoCompatibleVariant, UntrustedPublisher
+from kernelhub.preflight import PreflightReport, preflight_folder
 from kernelhub.resolution import DEFAULT_REVISION
 from kernelhub.trust import TrustPolicy
 
@@ -30,7 +31,8 @@ UNKNOWN = "unknown (torch is not installed)"
 class Explanation:
     """Everything that was considered for one request.
 
-    ``resolution`` is None when no build fits; then ``problem`` says why and ``advice`` what to do.
+    ``resolution`` is None when no build fits; then ``problem`` says why and ``advice`` what to do. ``libraries`` is
+    what the native libraries of the build need, as far as they are on this machine already.
     """
 
     request: KernelRequest
@@ -41,6 +43,7 @@ class Explanation:
     resolution: Resolution | None = None
     problem: str = ""
     advice: str = ""
+    libraries: PreflightReport | None = None
 
     @property
     def verdict(self) -> str:
@@ -48,6 +51,20 @@ class Explanation:
         if self.resolution is not None:
             return f"{self.resolution.variant}, the best of {len(self.selection.accepted)} that fit"
         return UNKNOWN if self.environment.torch is None else "no build fits"
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Every build with why it fits or not, those that fit first, best first."""
+        known = self.environment.torch is not None
+        rows = {str(variant): "fits" for variant in self.selection.accepted}
+        rows |= {str(each.variant): each.reason if known else UNKNOWN for each in self.selection.rejected}
+        return rows | {str(error.value): "ignored: not a build variant" for error in self.selection.unknown}
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the chosen build says about itself: license, origin, digest, dependencies, size."""
+        facts = {"request": str(self.request), "trust": self.trust, "verdict": self.verdict}
+        return facts | ({} if self.resolution is None else _build_facts(self.resolution))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -62,6 +79,7 @@ class Explanation:
             "rejected": {str(rejection.variant): rejection.reason for rejection in self.selection.rejected},
             "unknown": [str(error.value) for error in self.selection.unknown],
             "advice": self.advice,
+            "libraries": {} if self.libraries is None else self.libraries.to_dict(),
         }
 
     def __str__(self) -> str:
@@ -98,6 +116,7 @@ class Explanation:
     def _tail(self) -> list[str]:
         dependencies = list(self.resolution.tree())[:-1] if self.resolution else []
         lines = [f"depends on   {dependency.build}" for dependency in dependencies]
+        lines += [f"library      {line}" for line in (self.libraries.lines() if self.libraries else ())]
         lines += [f"note         {note}" for note in (self.resolution.notes if self.resolution else ())]
         return [*lines, *([f"next         {self.advice}"] if self.advice else [])]
 
@@ -105,7 +124,7 @@ class Explanation:
 class _ListingOnly(TrustPolicy):
     """Lets resolution list what it will not run."""
 
-    def check(self, repo_id: str, index: Index, *, requested: bool) -> str:
+    def check(self, repo_id: str, index: Index, *, requested: bool, foreign: bool = False) -> str:
         return "not asked, as nothing of it is run"
 
 
@@ -128,7 +147,17 @@ def explain(
         return Explanation(request, environment, reason, trusted, considered, None, str(error), advice)
     selection = resolution.selection
     assert selection is not None
-    return Explanation(request, environment, reason, trusted, selection, resolution)
+    libraries = _libraries(resolution, session)
+    return Explanation(request, environment, reason, trusted, selection, resolution, libraries=libraries)
+
+
+def _libraries(resolution: Resolution, session: Session) -> PreflightReport | None:
+    """The libraries of a build that is on this machine and for this machine."""
+    if session.environment is not None:
+        return None
+    stored = None if resolution.folder else session.store.find(resolution.name, resolution.commit, resolution.variant)
+    folder = stored.files_folder if stored else resolution.folder
+    return None if folder is None else preflight_folder(resolution.build, resolution.variant, folder)
 
 
 def _trust_of(request: KernelRequest, session: Session, policy: TrustPolicy) -> tuple[str, bool]:

@@ -73,9 +73,11 @@ class LockedIndex:
         """See Index.files."""
         return self._inner.files(repo_id, commit, build)
 
-    def stream(self, repo_id: str, commit: str, path: str, offset: int = 0) -> AbstractContextManager[Iterator[bytes]]:
+    def stream(
+        self, repo_id: str, commit: str, path: str, offset: int = 0, *, expected: ListedFile | None = None
+    ) -> AbstractContextManager[Iterator[bytes]]:
         """See Index.stream."""
-        return self._inner.stream(repo_id, commit, path, offset)
+        return self._inner.stream(repo_id, commit, path, offset, expected=expected)
 
 
 def make_lock(requests: Iterable[KernelRequest], index: Index, trust: TrustPolicy) -> Lock:
@@ -104,7 +106,7 @@ class _LockMaker:
         refuse_endless(str(plain), parents, len(self.done))
         if str(plain) in self.done:
             return str(plain)
-        self._trust.check(repo_id, self._index, requested=not parents)
+        self._trust.check(repo_id, self._index, requested=not parents, foreign=revision.is_pull_request)
         commit = find_commit(repo_id, revision, self._index)
         self._trust.check_commit(repo_id, commit)
         variants = self._variants(repo_id, commit)

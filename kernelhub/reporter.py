@@ -25,6 +25,9 @@ class Reporter:
     def download_advanced(self, build: str, size: int) -> None:
         """``size`` more bytes have arrived."""
 
+    def file_advanced(self, build: str, path: str, size: int, total: int) -> None:
+        """``size`` more of the ``total`` bytes of one file of the build have arrived; negative when it starts anew."""
+
     def download_finished(self, build: str) -> None:
         """The build is in the store."""
         self.note(f"kernel {build} is in the store")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -14,12 +15,13 @@ from kernelhub.assortment import resolve_all
 from kernelhub.backend import device_backend
 from kernelhub.compatibility import select
 from kernelhub.environment import Environment
-from kernelhub.errors import DigestMismatch, FetchError, InvalidRequest, NotCached, UnsignedKernel
-from kernelhub.fetch import fetch
+from kernelhub.errors import CacheError, DigestMismatch, FetchError, InvalidRequest, NotCached, UnsignedKernel
+from kernelhub.fetch import FetchingIndex, fetch
+from kernelhub.hfcache import CachedIndex, ReusingIndex
 from kernelhub.locked import LockedIndex, make_lock
 from kernelhub.lockfile import Lock
 from kernelhub.policy import NO_POLICY, Policy
-from kernelhub.recorded import RecordedIndex, RememberingIndex, fresh_seconds
+from kernelhub.recorded import BackedIndex, RecordedIndex, RememberingIndex, fresh_seconds
 from kernelhub.reporter import Reporter
 from kernelhub.request import KernelRequest
 from kernelhub.resolution import Resolution, resolve
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
     from kernelhub.assortment import Assortment
     from kernelhub.index import Index, Refs
     from kernelhub.store import StoredBuild
+
+_PATIENCE = 5  # times that a build may vanish between fetch and lease
+_PAUSE = 0.05
+_MOST_ALTERNATIVES = 5
 
 Trust = bool | Iterable[str]
 
@@ -66,6 +72,10 @@ class Session:
             current folder if there is one; False loads without a lock.
         policy_file: the user's decisions about publishers; None uses ``KERNELHUB_POLICY``, else ``kernelhub.toml`` in
             the user's configuration folder if there is one.
+        shared_cache: others may write into the store, so each load hashes all files again; None follows
+            ``KERNELHUB_SHARED_CACHE``.
+        strict: run the very bytes that were hashed, taken into memory first, and refuse builds without digests; None
+            follows ``KERNELHUB_STRICT``.
     """
 
     cache_dir: Path | None = None
@@ -75,11 +85,13 @@ class Session:
     environment: Environment | None = None
     lockfile: Path | Literal[False] | None = None
     policy_file: Path | None = None
+    shared_cache: bool | None = None
+    strict: bool | None = None
     reporter: Reporter = field(default_factory=Reporter)
 
     @cached_property
     def store(self) -> Store:
-        return Store(self.cache_dir, self.endpoint)
+        return Store(self.cache_dir, self.endpoint, shared=self.shared_cache, reporter=self.reporter)
 
     @cached_property
     def detected(self) -> Environment:
@@ -90,13 +102,21 @@ class Session:
         return self.detected.with_backend(backend or (None if self.environment else setting.backend()))
 
     def resolve(
-        self, request: KernelRequest, *, backend: str | None = None, trust: Trust | TrustPolicy = False
+        self,
+        request: KernelRequest,
+        *,
+        backend: str | None = None,
+        trust: Trust | TrustPolicy = False,
+        ahead: bool = False,
     ) -> Resolution:
-        """The build that serves ``request``; downloads nothing but its metadata."""
+        """The build that serves ``request``; downloads nothing but its metadata.
+
+        With ``ahead`` the caller wants the build too: a small one is stored at once.
+        """
         allowed = self._allowed(trust)
         environment = self.environment_for(backend)
         with self._advising(request, environment, allowed):
-            resolution = resolve(request, environment, self._index(request), allowed)
+            resolution = resolve(request, environment, self._index(request, ahead=ahead), allowed)
         for found in resolution.tree():
             for note in found.notes:
                 self.reporter.warn(f"kernel {found.build}: {note}")
@@ -137,7 +157,7 @@ class Session:
             return self.accept(verify_folder(resolution, dependencies), resolution)
         index = self._index(resolution.request)
         with self._advising(resolution.request, self.detected):
-            stored = fetch(resolution, index, self.store, self.reporter)
+            stored = self._fetch(resolution, index)
         try:
             return self.accept(verify_stored(stored, resolution, dependencies), resolution)
         except DigestMismatch as damage:
@@ -162,6 +182,15 @@ class Session:
             command += [f"--trust {name}" for name in names]
             raise NotCached(error.what, error.store, " ".join(command)) from error
 
+    def _fetch(self, resolution: Resolution, index: Index) -> StoredBuild:
+        """The stored build, leased; one that is being removed just now is fetched again."""
+        for _ in range(_PATIENCE):
+            stored = fetch(resolution, index, self.store, self.reporter)
+            if self.store.lease(stored):
+                return stored
+            time.sleep(_PAUSE)
+        raise CacheError(self.store.root, f"build {resolution.build} is removed again and again by another process")
+
     def _fetch_again(
         self, damage: DigestMismatch, stored: StoredBuild, resolution: Resolution, index: Index
     ) -> StoredBuild:
@@ -169,7 +198,7 @@ class Session:
         try:
             self.store.discard(stored)
             self.reporter.warn(f"{damage} The stored copy was removed; fetching it again.")
-            return fetch(resolution, index, self.store, self.reporter)
+            return self._fetch(resolution, index)
         except FetchError as error:
             raise damage from error
 
@@ -181,12 +210,21 @@ class Session:
         """
         if build.state is VerificationState.UNVERIFIED:
             self.reporter.warn(f"kernel build {build.build} lists no digests: its files are loaded unverified")
+            if self.is_strict:
+                raise UnsignedKernel(build.build, build.state.value, "a digest of each file (strict mode)")
         rule = self.policy.signatures.get(resolution.name.partition("/")[0], "off")
         if rule == "require":
             raise UnsignedKernel(build.build, build.state.value, f"a signature ({self.policy.origin})")
         if rule == "warn":
             self.reporter.warn(f"kernel build {build.build} is {build.state.value}, not signed")
-        return build
+        accepted = resolution.selection.accepted if resolution.selection else ()
+        others = tuple(str(variant) for variant in accepted if str(variant) != build.variant)
+        return replace(build, strict=self.is_strict, alternatives=others[:_MOST_ALTERNATIVES])
+
+    @property
+    def is_strict(self) -> bool:
+        """Does every byte of code have to be one that was hashed right before it runs?"""
+        return setting.flag("KERNELHUB_STRICT") if self.strict is None else self.strict
 
     @cached_property
     def policy(self) -> Policy:
@@ -207,20 +245,35 @@ class Session:
         fresh = RememberingIndex(self.store, self._connect, self.reporter, max_age=0.0)
         return make_lock(requests, fresh, TrustPolicy.of(trust).under(self.policy))
 
-    def _index(self, request: KernelRequest) -> Index:
-        if self.lock is not None:
-            return LockedIndex(self.lock, self._source(pinned=True))
-        return self._source(pinned=request.revision is not None and request.revision.kind is RevisionKind.COMMIT)
+    def _index(self, request: KernelRequest, *, ahead: bool = False) -> Index:
+        pinned = request.revision is not None and request.revision.kind is RevisionKind.COMMIT
+        source = self._source(pinned=pinned or self.lock is not None)
+        index = source if self.lock is None else LockedIndex(self.lock, source)
+        if not ahead or request.repo_id is None or self._is_offline:
+            return index
+        return FetchingIndex(request.repo_id, index, self.store, self.reporter)
+
+    @property
+    def _is_offline(self) -> bool:
+        return setting.offline() if self.offline is None else self.offline
 
     def _source(self, *, pinned: bool) -> Index:
         """The store alone when offline, else the store in front of the Hub; what is pinned never grows stale."""
-        if setting.offline() if self.offline is None else self.offline:
-            return RecordedIndex(self.store)
+        if self._is_offline:
+            return BackedIndex(RecordedIndex(self.store), self._cached)
         max_age = math.inf if pinned else fresh_seconds()
         return RememberingIndex(self.store, self._connect, self.reporter, max_age)
 
     def _connect(self) -> Index:
-        return self._hub
+        return self._reusing
+
+    @cached_property
+    def _cached(self) -> CachedIndex:
+        return CachedIndex(self.reporter, shared=self.store.shared)
+
+    @cached_property
+    def _reusing(self) -> ReusingIndex:
+        return ReusingIndex(self._cached, self.store.endpoint, lambda: self._hub)
 
     @cached_property
     def _hub(self) -> Index:

@@ -56,8 +56,11 @@ class TrustPolicy:
         """The same opt-in under a user's policy."""
         return replace(self, policy=policy)
 
-    def check(self, repo_id: str, index: Index, *, requested: bool) -> str:
-        """Why ``repo_id`` may run, for the report; ``requested`` is False for dependencies of what was asked for.
+    def check(self, repo_id: str, index: Index, *, requested: bool, foreign: bool = False) -> str:
+        """Why ``repo_id`` may run, for the report.
+
+        ``requested`` is False for dependencies of what was asked for; ``foreign`` is True for code that others than
+        the publisher may have put there (a pull request), which the Hub's mark on the publisher says nothing about.
 
         Raises:
             UntrustedPublisher: it may not; the message names publisher, repository and the argument to pass.
@@ -69,6 +72,8 @@ class TrustPolicy:
             raise UntrustedPublisher(repo_id, publisher, f"which {self.policy.origin} does not list (only = true)")
         if repo_id in self.repositories or (requested and self.requested):
             return "opted in by the caller"
+        if foreign:
+            raise UntrustedPublisher(repo_id, publisher, "but a pull request may hold anybody's code")
         trusted = index.trusts(publisher)
         if trusted:
             return f"publisher {publisher} is trusted by {index.name}"

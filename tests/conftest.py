@@ -7,6 +7,8 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -44,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     home = tempfile.TemporaryDirectory(prefix="kernelhub-tests-")
     config.add_cleanup(home.cleanup)
     os.environ["HF_HOME"] = os.environ["XDG_CONFIG_HOME"] = home.name
+    # Whatever Torch is installed, the kernels of these tests run on the CPU.
+    os.environ["KERNELHUB_BACKEND"] = "cpu"
 
 
 class Recorder(Reporter):
@@ -60,6 +64,12 @@ class Recorder(Reporter):
         self.warnings.append(message)
 
 
+@pytest.fixture(autouse=True)
+def no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed requests are tried again as often as for users, but sooner."""
+    monkeypatch.setattr("kernelhub.retry.FIRST_PAUSE", 0.002)
+
+
 @pytest.fixture
 def hub_root(tmp_path: Path) -> Path:
     root = tmp_path / "repositories"
@@ -73,6 +83,14 @@ def background() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
+def settle(seconds: float = 0.5) -> None:
+    """Let requests end that a load began and then had no use for: their session must not be closed under them."""
+    end = time.monotonic() + seconds
+    for thread in threading.enumerate():
+        if thread.name in ("kernelhub-ahead", "kernelhub-transfer"):
+            thread.join(max(0.0, end - time.monotonic()))
+
+
 @pytest.fixture
 def hub(hub_root: Path, background: ThreadPoolExecutor) -> Iterator[LocalHub]:
     from huggingface_hub import close_session
@@ -80,6 +98,7 @@ def hub(hub_root: Path, background: ThreadPoolExecutor) -> Iterator[LocalHub]:
     hub = LocalHub(hub_root)
     hub.start()
     yield hub
+    settle()
     close_session()
     background.submit(hub.stop)  # takes a moment, which the next test need not wait for
 

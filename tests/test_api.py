@@ -179,7 +179,7 @@ def test_offline_loads_what_is_stored(root: Path, session: Session, asked: Calla
 def test_offline_with_nothing_stored_names_the_command(root: Path, session: Session) -> None:
     with pytest.raises(NotCached, match="run: kernelhub prefetch 'acme/relu'"):
         load_kernel(REPO, session=again(session, offline=True))
-    with pytest.raises(NotCached, match="run: kernelhub prefetch 'acme/relu'"):
+    with pytest.raises(NotCached, match="run: kernelhub prefetch 'acme/relu@v2'"):
         load_kernel("acme/relu@v2", session=again(session, offline=True), trust_remote_code=True)
 
 
@@ -422,5 +422,5 @@ def test_a_store_of_a_newer_layout_serves_what_it_holds(root: Path, session: Ses
     load_kernel(REPO, session=session)
     (session.store.root / "store.json").write_text('{"schema": 99}')
     assert load_kernel(REPO, session=again(session)).VERSION == 1
-    with pytest.raises(CacheError, match=r"was written by another layout \(schema 99\)"):
+    with pytest.raises(CacheError, match=r"was written by another layout \(schema 99,"):
         load_kernel("acme/relu@v2", session=again(session))

@@ -30,6 +30,10 @@ EXAMPLES: list[tuple[KernelHubError, str]] = [
     (errors.InvalidLockfile("x", "empty."), "invalid lock file 'x': empty"),
     (errors.InvalidMetadata({}, "empty.", "JSON"), "invalid kernel metadata {}: empty; expected JSON"),
     (errors.InvalidPath("/x", "absolute"), "invalid file path in a kernel build '/x': absolute"),
+    (errors.InvalidBundle("x.tar.gz", "truncated"), "invalid kernel bundle 'x.tar.gz': truncated"),
+    (errors.PrefetchFailed([("a/b", "gone")], 2), "1 of 2 could not be brought into the store\n  a/b: gone"),
+    (errors.RanksDiffer("a/b v", {0: "aa", 1: "bb", 2: "aa"}), "rank 1 differs from rank 0 (sha256: rank 0 aa, rank 1"),
+    (errors.RankFailed("loading", {1: "disk full"}), "failed on rank 1, so no rank goes on\n  rank 1: disk full"),
     (errors.PinMismatch("a/b", "c" * 40, "d" * 40, "kernelhub.toml"), "kernelhub.toml pins it to dddd"),
     (errors.RepositoryNotFound("a/b", "https://hub"), "kernel repository 'a/b' not found at https://hub"),
     (errors.RevisionNotFound("a/b", "v9", [1, 3]), "versions are v1, v3. Ask for one of them, e.g. 'a/b@v3'."),
@@ -42,6 +46,7 @@ EXAMPLES: list[tuple[KernelHubError, str]] = [
     (errors.KernelDependencyError("a cycle", ["a/b@v1", "c/d@v1"]), "a cycle: a/b@v1 -> c/d@v1"),
     (errors.HubUnavailable("https://hub", "timeout"), "cannot reach the Hub at https://hub: timeout"),
     (errors.NotCached("a/b", Path("/store"), "kernelhub prefetch a/b"), "run: kernelhub prefetch a/b"),
+    (errors.HubRefused("'a/b'", "https://hub", 410, "it is gone"), "refuses 'a/b': it is gone (HTTP 410)"),
     (errors.IncompleteDownload("a/b", "x.py", "3 of 5 bytes"), "failed: 3 of 5 bytes. Nothing was kept."),
     (errors.CacheError(Path("/store"), "read-only"), "Set KERNELHUB_CACHE to another folder"),
     (errors.CacheFullError(Path("/store"), "full", needed=10, free=5), "10 bytes needed, 5 bytes free"),
@@ -169,3 +174,15 @@ def test_any_refused_value_can_be_shown(value: str, problem: str, expected: str)
     message = str(errors.InvalidRequest(value, problem, expected))
     assert message.startswith("invalid kernel request ")
     assert problem.removesuffix(".") in message
+
+
+def test_all_that_is_missing_is_one_error_with_one_command_for_each_set_of_options() -> None:
+    one, two, other = (
+        errors.NotCached(f"kernel {name}", Path("/store"), f"kernelhub prefetch '{name}'{options}")
+        for name, options in {"a/b": " --target 'x'", "a/c": " --target 'x'", "a/d": ""}.items()
+    )
+    assert errors.NotCached.all_of([one]) is one
+    assert errors.NotCached.all_of([one, copy.copy(one)]).command == one.command
+    told = str(errors.NotCached.all_of([one, two, other, two]))
+    assert "kernel a/b and kernel a/c and kernel a/d is not in" in told
+    assert told.endswith("run: kernelhub prefetch 'a/b' 'a/c' --target 'x' && kernelhub prefetch 'a/d'")

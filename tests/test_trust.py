@@ -81,6 +81,12 @@ def test_s_06_a_name_close_to_a_known_publisher_is_pointed_out(index: HubIndex, 
     assert "trust_remote_code=True" not in str(caught.value)
 
 
+def test_a_pull_request_needs_trust_by_name_even_of_a_trusted_publisher(index: HubIndex) -> None:
+    with pytest.raises(UntrustedPublisher, match="anybody's code"):
+        TrustPolicy().check("acme/relu", index, requested=True, foreign=True)
+    assert TrustPolicy.of(["acme/relu"]).check("acme/relu", index, requested=True, foreign=True)
+
+
 # The user's policy file, through every entry
 
 

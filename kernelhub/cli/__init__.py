@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import kernelhub
-from kernelhub.cli import demo, explain, info, lock, prefetch, serve, variants, versions
+from kernelhub.cli import bundle, cache, demo, doctor, explain, info, lock, prefetch, serve, variants, verify, versions
 from kernelhub.errors import KernelHubError
 
 app = typer.Typer(
@@ -27,7 +27,11 @@ app.command("variants")(variants.variants)
 app.command("info")(info.info)
 app.command("lock")(lock.lock)
 app.command("prefetch")(prefetch.prefetch)
+app.add_typer(bundle.app)
+app.add_typer(cache.app, name="cache")
 app.command("serve")(serve.serve)
+app.command("verify")(verify.verify)
+app.command("doctor")(doctor.doctor)
 
 
 def _show_version(wanted: bool) -> None:
@@ -46,9 +50,14 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; an error of kernelhub is one message on stderr and exit code 1."""
+    """Run the command line."""
+    run(app)
+
+
+def run(command: typer.Typer) -> None:
+    """Run a command line; an error of kernelhub is one message on stderr and exit code 1."""
     try:
-        app()
+        command()
     except KernelHubError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from kernelhub import api
 from kernelhub.cli import option
-from kernelhub.explanation import explain as explain_request
-from kernelhub.request import KernelRequest
 
 
 def explain(
@@ -18,4 +17,4 @@ def explain(
 ) -> None:
     """Say which build would serve REQUEST and why, without downloading or importing it."""
     session = option.open_session(target, cache_dir, offline)
-    option.show(explain_request(KernelRequest.parse(request), session, backend=backend, trust=trust or False), as_json)
+    option.show(api.explain(request, backend=backend, trust_remote_code=trust or False, session=session), as_json)

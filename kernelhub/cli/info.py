@@ -6,9 +6,8 @@ import json
 
 import typer
 
+from kernelhub import api
 from kernelhub.cli import option
-from kernelhub.explanation import explain as explain_request
-from kernelhub.request import KernelRequest
 
 
 def info(
@@ -21,13 +20,7 @@ def info(
 ) -> None:
     """Show the metadata of the build that serves REQUEST: license, origin, digests, dependencies, size."""
     session = option.open_session(target, cache_dir, offline)
-    found = explain_request(KernelRequest.parse(request), session, backend=backend).to_dict()
-    facts = {
-        "request": found["request"],
-        "trust": found["trust"],
-        "verdict": found["verdict"],
-        **(found["build"] or {}),
-    }
+    facts = api.explain(request, backend=backend, session=session).info
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return

@@ -6,9 +6,9 @@ import json
 
 import typer
 
+from kernelhub import api
 from kernelhub.cli import option
 from kernelhub.explanation import UNKNOWN
-from kernelhub.request import KernelRequest
 
 
 def versions(
@@ -22,7 +22,7 @@ def versions(
     """List the versions of REPOSITORY in numeric order, with the best build for the machine."""
     session = option.open_session(target, cache_dir, offline)
     known = session.detected.torch is not None
-    rows = session.versions(KernelRequest.parse(repository), backend=backend)
+    rows = api.versions(repository, backend=backend, session=session)
     if as_json:
         plain = {f"v{row.version}": {"commit": row.commit, "best": row.best, "builds": row.builds} for row in rows}
         typer.echo(json.dumps(plain, indent=2))

@@ -1,0 +1,1 @@
+"""Integrations: kernelhub seen through the interfaces of other packages."""
