@@ -118,5 +118,10 @@ class Index(Protocol):
     def files(self, repo_id: str, commit: str, build: str) -> tuple[ListedFile, ...]:
         """The files of one build folder."""
 
-    def stream(self, repo_id: str, commit: str, path: str, offset: int = 0) -> AbstractContextManager[Iterator[bytes]]:
-        """The bytes of ``build/...`` file ``path`` (relative to the repository's root) from ``offset`` on."""
+    def stream(
+        self, repo_id: str, commit: str, path: str, offset: int = 0, *, expected: ListedFile | None = None
+    ) -> AbstractContextManager[Iterator[bytes]]:
+        """The bytes of ``build/...`` file ``path`` (relative to the repository's root) from ``offset`` on.
+
+        What the server announces is compared with ``expected``; comparing the bytes is up to who reads them.
+        """

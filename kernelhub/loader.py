@@ -2,36 +2,58 @@
 
 The package is ``kernelhub_k_<digest>.<name>``: the name depends on the content only, never on what the metadata
 claims, so it cannot shadow or be shadowed by an installed module (S-25). Sources are compiled from the files in the
-build; bytecode is neither read nor written (S-16). When an import fails, ``sys.modules`` is as it was (S-27).
+build; bytecode is neither read nor written (S-16). Native libraries are judged before any of them is opened (S-28).
+When an import fails, ``sys.modules``, ``sys.path`` and what was registered with torch are as they were (S-27).
+
+The modules of a kernel import through a function of ours, which answers ``import kernels`` for that one kernel:
+nothing is put into ``sys.modules`` under that name, so other code, and an installed ``kernels``, see nothing of it.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import threading
+from dataclasses import dataclass, replace
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from itertools import accumulate
+from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kernelhub.errors import ImportFailed, IncompatibleLibrary, KernelHubError, MissingDependency, SymbolNotFound
+from kernelhub.errors import (
+    ImportFailed,
+    IncompatibleLibrary,
+    KernelDependencyError,
+    KernelHubError,
+    MissingDependency,
+    SymbolNotFound,
+)
+from kernelhub.preflight import preflight
 from kernelhub.pythondepend import check_python_depends, package_of
+from kernelhub.reporter import Reporter
+from kernelhub.source import FolderSource, SealedSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
+    from kernelhub.source import Source
     from kernelhub.verify import VerifiedBuild
 
 PREFIX = "kernelhub_k_"
 LAYERS = "layers"
 
 _DIGEST_DIGITS = 12
+# Packages that kernels import and that are answered here, with the module that makes the answer. By name, and looked
+# up when a kernel asks: what answers needs more of kernelhub than the loader may.
+_COMPANIONS = {"kernels": "kernelhub.integrations.kernels"}
 # What the dynamic loaders of Linux, macOS and Windows say when a library does not fit this machine.
 _LIBRARY_WORDS = (
     "undefined symbol",
@@ -48,21 +70,64 @@ _LIBRARY_WORDS = (
 )
 
 
+@dataclass(frozen=True)
+class LoadedKernel:
+    """One kernel of this process: where it came from, how far it was proven, and its module.
+
+    ``commit`` is empty for builds read in place; ``notes`` tell what its import did to other modules.
+    """
+
+    origin: str
+    commit: str
+    variant: str
+    state: str
+    module: ModuleType
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        commit = f"@{self.commit}" if self.commit else ""
+        return f"{self.origin}{commit} {self.variant} ({self.state}) as {self.module.__name__}"
+
+
+def loaded_kernels() -> list[LoadedKernel]:
+    """The kernels that this process has imported, in the order in which that was done."""
+    return [kernel for name, kernel in list(_LOADED.items()) if sys.modules.get(name) is kernel.module]
+
+
 def load(build: VerifiedBuild) -> ModuleType:
     """The kernel's module; the same object for the same content, however often and from how many threads.
 
     Raises:
         MissingDependency: a Python package that the kernel needs is not installed; told before anything is imported.
-        IncompatibleLibrary: a native library cannot be loaded.
+        IncompatibleLibrary: a native library cannot be loaded; told before it is opened where its bytes tell.
+        KernelDependencyError: another kernel that is being imported asks for it without declaring it.
         ImportFailed: the kernel's own code raised.
     """
+    with _LOCK:
+        _check_declared(build)
+        return _load(build)
+
+
+def _load(build: VerifiedBuild) -> ModuleType:
+    """The module, with the modules of all that it depends on: those first, as a kernel may call their operators."""
     name = module_name(build)
     with _LOCK:
         if name in sys.modules:
             return sys.modules[name]
+        sealed = module_name(_sealed(build))  # promises more than is asked for
+        if sealed in sys.modules:
+            return sys.modules[sealed]
+        for dependency in build.dependencies:
+            _load(dependency)
         check_python_depends(build.build, build.metadata)
-        _FINDER.add(name, build)
-        with _claimed_operators(build):
+        source = _SEALED.get(name) or (SealedSource(build) if build.strict else FolderSource(build.folder))
+        report = preflight(build.build, build.variant, source.paths(), source.open)
+        report.check(_hint(build))
+        registering = [library.path for library in report.libraries if library.registers]
+        if registering and isinstance(source, SealedSource):
+            _SEALED[name] = source
+        _FINDER.add(name, build, source)
+        with _claimed_operators(build, source, registering):
             return _import(build, name)
 
 
@@ -97,30 +162,114 @@ def _is_named(value: object) -> bool:
 
 
 def module_name(build: VerifiedBuild) -> str:
-    """The private name under which this content is imported."""
-    return f"{PREFIX}{build.digest[:_DIGEST_DIGITS]}.{build.name}"
+    """The private name under which this content, with the dependencies it was resolved with, is imported."""
+    return f"{PREFIX}{_identity(build)[:_DIGEST_DIGITS]}.{build.name}"
+
+
+def _identity(build: VerifiedBuild) -> str:
+    """What makes two builds the same module: their bytes, their dependencies, and whether those bytes are sealed."""
+    parts = [build.digest, *map(_identity, build.dependencies), *(["strict"] if build.strict else [])]
+    return build.digest if len(parts) == 1 else hashlib.sha256(" ".join(parts).encode()).hexdigest()
+
+
+def _sealed(build: VerifiedBuild) -> VerifiedBuild:
+    """The same build as the strict mode loads it."""
+    return replace(build, strict=True, dependencies=tuple(map(_sealed, build.dependencies)))
 
 
 class SourceLoader(SourceFileLoader):
     """Compiles a build's source on every import; never touches ``__pycache__``."""
+
+    def __init__(self, fullname: str, path: str, kernel: _Kernel | None = None) -> None:
+        super().__init__(fullname, path)
+        self._kernel = kernel
+
+    def get_data(self, path: str) -> bytes:
+        return super().get_data(path) if self._kernel is None else self._kernel.source.read(path)
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         code: CodeType = self.source_to_code(self.get_data(path), path)
         return code
 
+    def exec_module(self, module: ModuleType) -> None:
+        if self._kernel is not None:
+            self._kernel.prepare(module, self.path)
+        super().exec_module(module)
+
+
+class LibraryLoader(ExtensionFileLoader):
+    """Opens a native module at the place that the source of the build names; the module still knows its own file."""
+
+    def __init__(self, fullname: str, path: Path, source: Source) -> None:
+        super().__init__(fullname, source.library(path))
+        self._file = str(path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        module.__file__ = self._file
+
+
+class _Kernel:
+    """A build that is importable: its folder, its source, and the builtins that its modules see."""
+
+    def __init__(self, build: VerifiedBuild, source: Source) -> None:
+        self.build = build
+        self.source = source
+        self.folder = _package_folder(build, source)
+        self._companions: dict[str, ModuleType] = {}
+        self._builtins = {**vars(builtins), "__import__": self._import}
+
+    def prepare(self, module: ModuleType, path: str) -> None:
+        """What a module gets before its code runs."""
+        vars(module)["__builtins__"] = self._builtins
+        _TRAIL.modules.append(module)
+        if isinstance(self.source, SealedSource):
+            self.source.remember_lines(path)
+
+    def _import(self, name: str, *arguments: Any, **keywords: Any) -> ModuleType:
+        """``__import__`` for the modules of this kernel; takes the same arguments."""
+        top = name.partition(".")[0]
+        if top not in _COMPANIONS:
+            return builtins.__import__(name, *arguments, **keywords)
+        level = keywords.get("level", arguments[3] if len(arguments) > 3 else 0)
+        if level:
+            return builtins.__import__(name, *arguments, **keywords)
+        companion = self._companion(top)
+        for part in name.split(".")[1:]:
+            if not hasattr(companion, part):
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return companion
+
+    def _companion(self, name: str) -> ModuleType:
+        if name not in self._companions:
+            make = importlib.import_module(_COMPANIONS[name]).companion
+            self._companions[name] = make(self.build.build, self._dependency, self._declared().__contains__)
+        return self._companions[name]
+
+    def _declared(self) -> dict[str, VerifiedBuild]:
+        """The dependencies by the names that the kernel's own metadata gives them."""
+        wanted = self.build.metadata.kernel_depends if self.build.metadata else ()
+        return {need.repo_id: build for need, build in zip(wanted, self.build.dependencies, strict=True)}
+
+    def _dependency(self, repo_id: str) -> ModuleType:
+        declared = self._declared()
+        if repo_id not in declared:
+            raise _undeclared(self.build, str(repo_id))
+        return _load(declared[repo_id])
+
 
 class KernelFinder(MetaPathFinder):
     """Finds the modules of loaded builds, and nothing else; sits on ``sys.meta_path`` while builds are loaded."""
 
     def __init__(self) -> None:
-        self._folders: dict[str, Path] = {}
+        self._kernels: dict[str, _Kernel] = {}
 
-    def add(self, name: str, build: VerifiedBuild) -> None:
+    def add(self, name: str, build: VerifiedBuild, source: Source) -> None:
         """Make a build importable under ``name``."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
-        self._folders[name] = _package_folder(build)
+        self._kernels[name] = _Kernel(build, source)
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if not fullname.startswith(PREFIX):
@@ -128,32 +277,47 @@ class KernelFinder(MetaPathFinder):
         parts = fullname.split(".")
         if len(parts) == 1:
             return _namespace_spec(fullname, [])
-        folder = self._folders.get(".".join(parts[:2]))
-        return None if folder is None else _spec(fullname, folder.joinpath(*parts[2:]), is_root=len(parts) == 2)
+        kernel = self._kernels.get(".".join(parts[:2]))
+        return None if kernel is None else _spec(fullname, kernel, kernel.folder.joinpath(*parts[2:]), len(parts) == 2)
+
+
+class _Trail(threading.local):
+    """What this thread is importing: the builds, outermost first, and the modules that have begun to run."""
+
+    def __init__(self) -> None:
+        self.builds: list[VerifiedBuild] = []
+        self.modules: list[ModuleType] = []
 
 
 _FINDER = KernelFinder()
 _LOCK = threading.RLock()
-_OPERATORS: dict[str, tuple[str, frozenset[tuple[int, int]]]] = {}  # namespace -> build, device and inode of libraries
+_TRAIL = _Trail()
+_LOADED: dict[str, LoadedKernel] = {}
+# What registers operators is opened once a process: when its import failed, the next attempt meets the same library.
+_SEALED: dict[str, Source] = {}
+if hasattr(os, "register_at_fork"):  # the thread that held the lock does not live on in the child
+    os.register_at_fork(after_in_child=lambda: globals().update(_LOCK=threading.RLock()))
+_OPERATORS: dict[str, tuple[str, frozenset[Any]]] = {}  # namespace -> build, and what its libraries are known by
 
 
-def _spec(fullname: str, base: Path, *, is_root: bool) -> ModuleSpec | None:
+def _spec(fullname: str, kernel: _Kernel, base: Path, is_root: bool) -> ModuleSpec | None:
     """The spec of a package folder, a source file or an extension module, in Python's own order."""
+    source = kernel.source
     package = base / "__init__.py"
-    if package.is_file():
-        return spec_from_file_location(
-            fullname, package, loader=SourceLoader(fullname, str(package)), submodule_search_locations=[str(base)]
-        )
+    if source.has_file(package):
+        loader = SourceLoader(fullname, str(package), kernel)
+        return spec_from_file_location(fullname, package, loader=loader, submodule_search_locations=[str(base)])
     if is_root:
         return None
     for suffix in EXTENSION_SUFFIXES:
         library = base.with_name(base.name + suffix)
-        if library.is_file():
-            return spec_from_file_location(fullname, library, loader=ExtensionFileLoader(fullname, str(library)))
-    source = base.with_name(f"{base.name}.py")
-    if source.is_file():
-        return spec_from_file_location(fullname, source, loader=SourceLoader(fullname, str(source)))
-    return _namespace_spec(fullname, [str(base)]) if base.is_dir() else None
+        if source.has_file(library):
+            opener = LibraryLoader(fullname, library, source)
+            return spec_from_file_location(fullname, opener.path, loader=opener)
+    module = base.with_name(f"{base.name}.py")
+    if source.has_file(module):
+        return spec_from_file_location(fullname, module, loader=SourceLoader(fullname, str(module), kernel))
+    return _namespace_spec(fullname, [str(base)]) if source.has_folder(base) else None
 
 
 def _namespace_spec(fullname: str, locations: list[str]) -> ModuleSpec:
@@ -164,33 +328,132 @@ def _namespace_spec(fullname: str, locations: list[str]) -> ModuleSpec:
 
 
 def _import(build: VerifiedBuild, name: str) -> ModuleType:
-    """Import one module of a build; on any failure ``sys.modules`` is as it was."""
+    """Import one module of a build; on any failure everything is as it was."""
     with _LOCK:
         if name in sys.modules:
             return sys.modules[name]
-        before = dict(sys.modules)
+        before = _Before()
+        _TRAIL.builds.append(build)
         try:
-            return importlib.import_module(name)
+            module = importlib.import_module(name)
+            notes = before.settle(build)
         except KernelHubError:
-            _restore(before)
+            before.restore()
             raise
         except Exception as error:
-            _restore(before)
+            before.restore()
             raise _load_error(build, error) from error
         except BaseException:
-            _restore(before)
+            before.restore()
             raise
+        finally:
+            _TRAIL.builds.pop()
+            del _TRAIL.modules[before.begun :]
+        if name == module_name(build):
+            _LOADED[name] = _describe(build, module, notes)
+        return module
+
+
+def _describe(build: VerifiedBuild, module: ModuleType, notes: tuple[str, ...]) -> LoadedKernel:
+    is_folder = Path(build.kernel).is_absolute()
+    origin, _, commit = (build.kernel, "", "") if is_folder else build.kernel.partition("@")
+    state = f"{build.state.value}, strict" if build.strict else build.state.value
+    return LoadedKernel(origin, commit, build.variant, state, module, notes)
+
+
+def _check_declared(build: VerifiedBuild) -> None:
+    """S-32: while a kernel is imported it may load what it declares, and nothing else."""
+    if not _TRAIL.builds:
+        return
+    parent = _TRAIL.builds[-1]
+    if build.digest not in {allowed.digest for allowed in (parent, *parent.dependencies)}:
+        raise _undeclared(parent, build.build)
+
+
+def _undeclared(parent: VerifiedBuild, wanted: str) -> KernelDependencyError:
+    return KernelDependencyError("not declared in the metadata of the kernel that asks for it", (parent.build, wanted))
+
+
+class _Before:
+    """The state of the process before an import, to which a failure returns."""
+
+    def __init__(self) -> None:
+        self.begun = len(_TRAIL.modules)
+        self._modules = dict(sys.modules)
+        self._path = list(sys.path)
+        self._kept = len(_kept_libraries())
+
+    def restore(self) -> None:
+        """Forget the modules of our own prefix that a failed import added, and undo what it replaced."""
+        for module in _TRAIL.modules[self.begun :]:
+            _forget_operators(list(vars(module).values()))
+        _forget_operators(_kept_libraries()[self._kept :])
+        del _kept_libraries()[self._kept :]
+        for name in [name for name in sys.modules if name.startswith(PREFIX) and name not in self._modules]:
+            del sys.modules[name]
+        self._replaced()
+        self._planted()
+        if sys.path != self._path:
+            sys.path[:] = self._path
+
+    def settle(self, build: VerifiedBuild) -> tuple[str, ...]:
+        """After a success: undo what the kernel did to modules that are not its own, and tell it (S-25)."""
+        problems = [f"replaced the module {name} in sys.modules" for name in self._replaced()]
+        problems += [f"put a module of its own into sys.modules as {name}" for name in self._planted()]
+        for problem in problems:
+            if build.strict:
+                raise ImportFailed(build.build, f"it {problem}", "The strict mode does not allow that.")
+            Reporter().warn(f"kernel {build.build} {problem}; that was undone")
+        return tuple(problems)
+
+    def _replaced(self) -> list[str]:
+        """Put back the entries of sys.modules that are gone or are another object now; their names."""
+        changed = [name for name, module in self._modules.items() if sys.modules.get(name) is not module]
+        for name in changed:
+            sys.modules[name] = self._modules[name]
+        return changed
+
+    def _planted(self) -> list[str]:
+        """Take out new entries of sys.modules that are modules of a kernel under other names; these names."""
+        planted = [
+            name
+            for name, module in list(sys.modules.items())
+            if name not in self._modules
+            and not name.startswith(PREFIX)
+            and str(getattr(module, "__name__", "")).startswith(PREFIX)
+        ]
+        for name in planted:
+            del sys.modules[name]
+        return planted
+
+
+def _kept_libraries() -> list[Any]:
+    """The operator libraries that torch keeps for those who did not: ``torch.library.define`` without one."""
+    return getattr(sys.modules.get("torch.library"), "_keep_alive", None) or []
+
+
+def _forget_operators(values: list[Any]) -> None:
+    """Take back the operators that a module registered through ``torch.library``, as far as torch allows."""
+    torch_library = sys.modules.get("torch.library")
+    kind = getattr(torch_library, "Library", None)
+    if kind is None:
+        return
+    for value in values:
+        with contextlib.suppress(Exception):  # any object of a kernel, and torch's own internals
+            library = value if isinstance(value, kind) else vars(value).get("_lib")
+            if isinstance(library, kind):
+                library._destroy()
+                torch_library._defs.difference_update(library._op_defs)  # type: ignore[union-attr]
 
 
 @contextlib.contextmanager
-def _claimed_operators(build: VerifiedBuild) -> Iterator[None]:
+def _claimed_operators(build: VerifiedBuild, source: Source, paths: list[str]) -> Iterator[None]:
     """Torch ends the process when two libraries define one operator namespace: refuse the second one before (S-26)."""
-    found = [path.stat() for path in build.folder.rglob("*") if path.name.endswith(tuple(EXTENSION_SUFFIXES))]
     namespace = build.metadata.id if build.metadata else None
-    if not found or namespace is None:
+    if not paths or namespace is None:
         yield
         return
-    claim = (build.build, frozenset((status.st_dev, status.st_ino) for status in found))
+    claim = (build.build, frozenset(_known_by(build.folder / path, source) for path in paths))
     owner = _OPERATORS.setdefault(namespace, claim)
     if owner[1] != claim[1]:
         cause = f"its operators torch.ops.{namespace} are already registered by {owner[0]}"
@@ -203,23 +466,28 @@ def _claimed_operators(build: VerifiedBuild) -> Iterator[None]:
         raise
 
 
-def _package_folder(build: VerifiedBuild) -> Path:
+def _known_by(library: Path, source: Source) -> object:
+    """What the dynamic loader tells libraries apart by: device and inode."""
+    status = Path(source.library(library)).stat()
+    return status.st_dev, status.st_ino
+
+
+def _package_folder(build: VerifiedBuild, source: Source) -> Path:
     """Where ``__init__.py`` is: at the top, or, in older builds, in a folder named after the kernel."""
-    if (build.folder / "__init__.py").is_file():
+    packages = [path.removesuffix("__init__.py") for path in source.paths() if path.endswith("__init__.py")]
+    if "" in packages:
         return build.folder
-    nested = [path.parent for path in sorted(build.folder.glob("*/__init__.py"))]
+    nested = [path for path in packages if path.count("/") == 1]
     if len(nested) != 1:
         raise ImportFailed(build.build, "it has no __init__.py")
-    return nested[0]
+    return build.folder / nested[0].rstrip("/")
 
 
-def _restore(before: dict[str, ModuleType]) -> None:
-    """Forget the modules of our own prefix that a failed import added, and undo what it replaced."""
-    for name in [name for name in sys.modules if name.startswith(PREFIX) and name not in before]:
-        del sys.modules[name]
-    for name, module in before.items():
-        if sys.modules.get(name) is not module:
-            sys.modules[name] = module
+def _hint(build: VerifiedBuild) -> str:
+    """What to do when a library does not fit."""
+    if build.alternatives:
+        return f"Other builds of this version that may do: {', '.join(build.alternatives)}."
+    return "See `kernelhub explain` for builds and versions that fit."
 
 
 def _load_error(build: VerifiedBuild, error: Exception) -> KernelHubError:
@@ -230,8 +498,7 @@ def _load_error(build: VerifiedBuild, error: Exception) -> KernelHubError:
     refusal = next((link for link in _chain(error) if _is_of_library(link)), None)
     if refusal is not None:
         library = str(getattr(refusal, "path", None) or "native library")
-        hint = "See `kernelhub explain` for builds that fit."
-        return IncompatibleLibrary(build.build, library, _first_line(refusal), hint)
+        return IncompatibleLibrary(build.build, library, _first_line(refusal), _hint(build))
     return ImportFailed(build.build, _first_line(error))
 
 

@@ -48,3 +48,6 @@ _LOOKUP = {
     Mode.TRAINING_COMPILE: (Mode.TRAINING_COMPILE, Mode.FALLBACK),
     Mode.FALLBACK: (Mode.FALLBACK,),
 }
+
+SERVED = (Mode.INFERENCE, Mode.TRAINING, Mode.INFERENCE_COMPILE, Mode.TRAINING_COMPILE)
+"""The modes a layer can run in, told at each call by its ``training`` flag and by whether torch.compile traces it."""

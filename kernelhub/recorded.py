@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kernelhub import setting
+from kernelhub.buildpath import METADATA
 from kernelhub.errors import DigestMismatch, HubUnavailable, NotCached
 from kernelhub.index import Builds, ContentHash, Index, ListedFile, Refs
 from kernelhub.store import open_regular
@@ -19,8 +22,11 @@ if TYPE_CHECKING:
     from kernelhub.reporter import Reporter
     from kernelhub.store import Store, StoredBuild
 
+_Answer = TypeVar("_Answer")
+
 FRESH_SECONDS = 3600.0
 _CHUNK = 1 << 20
+_ROUNDS = 2  # a body that is not what was announced is asked for once more
 
 
 def fresh_seconds() -> float:
@@ -37,8 +43,7 @@ class RecordedIndex:
 
     def trusts(self, publisher: str) -> bool | None:
         """See Index.trusts: the decision that was recorded online."""
-        trusted = (self._store.recorded("publishers", publisher) or {}).get("trusted")
-        return trusted if isinstance(trusted, bool) else None
+        return _trusted_of(self._store.recorded("publishers", publisher))
 
     def refs(self, repo_id: str, *, refresh: bool = False) -> Refs:
         """See Index.refs."""
@@ -78,7 +83,9 @@ class RecordedIndex:
         )
 
     @contextlib.contextmanager
-    def stream(self, repo_id: str, commit: str, path: str, offset: int = 0) -> Iterator[Iterator[bytes]]:
+    def stream(
+        self, repo_id: str, commit: str, path: str, offset: int = 0, *, expected: ListedFile | None = None
+    ) -> Iterator[Iterator[bytes]]:
         """See Index.stream: the bytes of a stored file."""
         _, build, below = path.split("/", 2)
         stored = self._store.find(repo_id, commit, build)
@@ -97,12 +104,62 @@ class RecordedIndex:
         return NotCached(what, self._store.root, f"kernelhub prefetch '{request}'")
 
 
+class BackedIndex:
+    """An index, and another one that is asked for what the first does not have; the first one's errors are told."""
+
+    def __init__(self, first: Index, second: Index) -> None:
+        self.name = first.name
+        self._first = first
+        self._second = second
+
+    def trusts(self, publisher: str) -> bool | None:
+        """See Index.trusts."""
+        known = self._first.trusts(publisher)
+        return self._second.trusts(publisher) if known is None else known
+
+    def refs(self, repo_id: str, *, refresh: bool = False) -> Refs:
+        """See Index.refs."""
+        return self._either(lambda index: index.refs(repo_id, refresh=refresh))
+
+    def commit(self, repo_id: str, revision: str) -> str:
+        """See Index.commit."""
+        return self._either(lambda index: index.commit(repo_id, revision))
+
+    def builds(self, repo_id: str, commit: str) -> Builds:
+        """See Index.builds."""
+        return self._either(lambda index: index.builds(repo_id, commit))
+
+    def files(self, repo_id: str, commit: str, build: str) -> tuple[ListedFile, ...]:
+        """See Index.files."""
+        return self._either(lambda index: index.files(repo_id, commit, build))
+
+    @contextlib.contextmanager
+    def stream(
+        self, repo_id: str, commit: str, path: str, offset: int = 0, *, expected: ListedFile | None = None
+    ) -> Iterator[Iterator[bytes]]:
+        """See Index.stream."""
+        with contextlib.ExitStack() as stack:
+            yield self._either(
+                lambda index: stack.enter_context(index.stream(repo_id, commit, path, offset, expected=expected))
+            )
+
+    def _either(self, ask: Callable[[Index], _Answer]) -> _Answer:
+        try:
+            return ask(self._first)
+        except NotCached as missing:
+            try:
+                return ask(self._second)
+            except NotCached:
+                raise missing from None
+
+
 class RememberingIndex:
     """A Hub whose answers are recorded, and not asked for again while they are fresh.
 
     What a commit contains never changes, so it is asked once. Branches and publishers are asked again after
-    ``max_age`` seconds; ``connect`` is called when a request is really needed. When
-    the Hub cannot be reached the older answer serves, with a warning that tells its age.
+    ``max_age`` seconds; ``connect`` is called when a request is really needed. Of several processes that need the
+    same answer one asks, and the others read what it recorded. When the Hub cannot be reached the older answer
+    serves, with a warning that tells its age.
     """
 
     def __init__(self, store: Store, connect: Callable[[], Index], reporter: Reporter, max_age: float) -> None:
@@ -116,49 +173,41 @@ class RememberingIndex:
 
     def trusts(self, publisher: str) -> bool | None:
         """See Index.trusts."""
-        record = self._store.recorded("publishers", publisher)
-        known = self._recorded.trusts(publisher)
-        if known is not None and self._is_fresh(record):
-            return known
-        try:
-            trusted = self._hub.trusts(publisher)
-        except HubUnavailable as error:
-            self._warn_stale(None if known is None else record, f"publisher {publisher}", error)
-            return known
-        self._store.record("publishers", publisher, {"trusted": trusted})
-        return trusted
+        return self._remembered(
+            ("publishers", publisher, f"publisher {publisher}"),
+            _trusted_of,
+            lambda: self._hub.trusts(publisher),
+            lambda trusted: {"trusted": trusted},
+        )
 
     def refs(self, repo_id: str, *, refresh: bool = False) -> Refs:
         """See Index.refs."""
-        record = self._store.recorded("repositories", repo_id)
-        known = _refs_of(record)
-        enough = repo_id in self._asked if refresh else self._is_fresh(record)
-        if known is not None and enough:
-            return known
-        try:
+        known = _refs_of(self._store.recorded("repositories", repo_id))
+
+        def ask() -> Refs:
             refs = self._hub.refs(repo_id)
-        except HubUnavailable as error:
-            self._warn_stale(record if known else None, f"kernel {repo_id}", error)
-            return self._recorded.refs(repo_id)
-        self._report_moves(repo_id, known, refs)
-        self._store.record("repositories", repo_id, asdict(refs))
-        self._asked.add(repo_id)
+            self._report_moves(repo_id, known, refs)
+            return refs
+
+        refs = self._remembered(
+            ("repositories", repo_id, f"kernel {repo_id}"),
+            _refs_of,
+            ask,
+            asdict,
+            refresh=refresh and repo_id not in self._asked,
+        )
+        if refresh:
+            self._asked.add(repo_id)
         return refs
 
     def commit(self, repo_id: str, revision: str) -> str:
         """See Index.commit."""
-        name = f"{repo_id}@{revision}"
-        record = self._store.recorded("revisions", name)
-        known = _commit_of(record)
-        if known is not None and self._is_fresh(record):
-            return known
-        try:
-            commit = self._hub.commit(repo_id, revision)
-        except HubUnavailable as error:
-            self._warn_stale(record if known else None, f"revision {revision} of kernel {repo_id}", error)
-            return self._recorded.commit(repo_id, revision)
-        self._store.record("revisions", name, {"commit": commit})
-        return commit
+        return self._remembered(
+            ("revisions", f"{repo_id}@{revision}", f"revision {revision} of kernel {repo_id}"),
+            _commit_of,
+            lambda: self._hub.commit(repo_id, revision),
+            lambda commit: {"commit": commit},
+        )
 
     def builds(self, repo_id: str, commit: str) -> Builds:
         """See Index.builds."""
@@ -166,8 +215,12 @@ class RememberingIndex:
         known = _builds_of(self._store.recorded("listings", name))
         if known is not None:
             return known
-        builds = self._hub.builds(repo_id, commit)
-        self._store.record("listings", name, {"builds": builds})
+        with self._store.asking(name):
+            known = _builds_of(self._store.recorded("listings", name))
+            if known is not None:
+                return known
+            builds = self._hub.builds(repo_id, commit)
+            self._store.record("listings", name, {"builds": builds})
         return builds
 
     def files(self, repo_id: str, commit: str, build: str) -> tuple[ListedFile, ...]:
@@ -177,14 +230,83 @@ class RememberingIndex:
         return self._hub.files(repo_id, commit, build)
 
     def stream(
-        self, repo_id: str, commit: str, path: str, offset: int = 0
+        self, repo_id: str, commit: str, path: str, offset: int = 0, *, expected: ListedFile | None = None
     ) -> contextlib.AbstractContextManager[Iterator[bytes]]:
         """See Index.stream; a stored file that was damaged is asked for again."""
         _, build, below = path.split("/", 2)
         stored = self._store.find(repo_id, commit, build)
-        return (self._recorded if stored and _is_intact(stored, below) else self._hub).stream(
-            repo_id, commit, path, offset
-        )
+        if stored and _is_intact(stored, below):
+            return self._recorded.stream(repo_id, commit, path, offset)
+        if below == METADATA and not offset and expected is not None:
+            return self._metadata(repo_id, commit, path, expected)
+        return self._hub.stream(repo_id, commit, path, offset, expected=expected)
+
+    @contextlib.contextmanager
+    def _metadata(self, repo_id: str, commit: str, path: str, listed: ListedFile) -> Iterator[Iterator[bytes]]:
+        """A build's metadata: resolution reads it before anything is fetched, so it is remembered on its own."""
+        name = f"{repo_id}@{commit}/{path}"
+        data = self._recorded_body(name, listed)
+        if data is None:
+            with self._store.asking(name):
+                data = self._recorded_body(name, listed)
+                if data is None:
+                    data = self._read_body(repo_id, commit, path, listed)
+                    if listed.matches(data):
+                        self._store.record("metadata", name, {"base64": base64.b64encode(data).decode()})
+        yield iter([data])
+
+    def _recorded_body(self, name: str, listed: ListedFile) -> bytes | None:
+        body = (self._store.recorded("metadata", name) or {}).get("base64")
+        with contextlib.suppress(binascii.Error, ValueError):
+            data = base64.b64decode(body) if isinstance(body, str) else b""
+            return data if listed.matches(data) else None
+        return None
+
+    def _read_body(self, repo_id: str, commit: str, path: str, listed: ListedFile) -> bytes:
+        """What was announced, or what came instead, which is for the reader to refuse; at most one byte more."""
+        for _ in range(_ROUNDS):
+            data = bytearray()
+            with self._hub.stream(repo_id, commit, path, expected=listed) as chunks:
+                for chunk in chunks:
+                    data += chunk[: listed.size + 1 - len(data)]
+                    if len(data) > listed.size:
+                        break
+            if listed.matches(bytes(data)):
+                break
+        return bytes(data)
+
+    def _remembered(
+        self,
+        what: tuple[str, str, str],
+        parse: Callable[[dict[str, Any] | None], _Answer | None],
+        ask: Callable[[], _Answer],
+        facts: Callable[[_Answer], dict[str, Any]],
+        *,
+        refresh: bool = False,
+    ) -> _Answer:
+        """The recorded answer while it is fresh, else the Hub's; ``what`` is kind, name and text for messages."""
+        kind, name, noun = what
+        started = time.time()
+        record = self._store.recorded(kind, name)
+        known = parse(record)
+        if known is not None and not refresh and self._is_fresh(record):
+            return known
+        with self._store.asking(f"{kind}--{name}"):
+            record = self._store.recorded(kind, name)
+            known = parse(record)
+            if known is not None and record is not None:
+                just_asked = started <= record["time"] <= time.time()  # by another process, while this one waited
+                if just_asked or (not refresh and self._is_fresh(record)):
+                    return known
+            try:
+                answer = ask()
+            except HubUnavailable as error:
+                if known is None or record is None:
+                    raise
+                self._warn_stale(record, noun, error)
+                return known
+            self._store.record(kind, name, facts(answer))
+            return answer
 
     @property
     def _hub(self) -> Index:
@@ -193,9 +315,7 @@ class RememberingIndex:
     def _is_fresh(self, record: dict[str, Any] | None) -> bool:
         return record is not None and 0 <= time.time() - record["time"] <= self._max_age
 
-    def _warn_stale(self, record: dict[str, Any] | None, what: str, error: HubUnavailable) -> None:
-        if record is None:
-            raise error
+    def _warn_stale(self, record: dict[str, Any], what: str, error: HubUnavailable) -> None:
         age = max(0.0, time.time() - record["time"])
         self._reporter.warn(f"{error}; using what the Hub said of {what} {age / 3600:.1f} hours ago")
 
@@ -214,6 +334,12 @@ def _is_intact(stored: StoredBuild, path: str) -> bool:
         return hash_file(stored.files_folder / path) == expected
     except OSError:
         return False
+
+
+def _trusted_of(record: dict[str, Any] | None) -> bool | None:
+    """A recorded flag; None when there is none or it is damaged."""
+    trusted = record.get("trusted") if record else None
+    return trusted if isinstance(trusted, bool) else None
 
 
 def _commit_of(record: dict[str, Any] | None) -> str | None:

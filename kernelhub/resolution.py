@@ -164,7 +164,8 @@ class _Resolver:
 
     def _checked_trust(self, repo_id: str, revision: Revision, *, requested: bool) -> str:
         try:
-            return self._trust.check(repo_id, self._index, requested=requested)
+            foreign = revision.is_pull_request
+            return self._trust.check(repo_id, self._index, requested=requested, foreign=foreign)
         except UntrustedPublisher:
             if self._index.trusts(repo_id.partition("/")[0]) is None:  # offline, and never asked about online:
                 commit = find_commit(repo_id, revision, self._index)  # NotCached is the better answer, if it is one
@@ -308,7 +309,7 @@ def read_metadata(index: Index, repo_id: str, commit: str, variant: str, files: 
     if listed.size > MAX_BYTES:
         raise InvalidMetadata(METADATA, f"{listed.size} bytes", f"at most {MAX_BYTES}", f"{repo_id}@{commit[:12]}")
     data = bytearray()
-    with index.stream(repo_id, commit, f"build/{variant}/{METADATA}") as chunks:
+    with index.stream(repo_id, commit, f"build/{variant}/{METADATA}", expected=listed) as chunks:
         for chunk in chunks:
             data += chunk
             if len(data) > listed.size:

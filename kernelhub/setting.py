@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -47,6 +48,23 @@ def seconds(name: str, default: float) -> float:
     return number
 
 
+def count(name: str, default: int, least: int, most: int) -> int:
+    """A whole number from ``least`` to ``most``.
+
+    Raises:
+        InvalidConfig: not a number in that range.
+    """
+    value = os.environ.get(name)
+    if value is None:
+        return default
+    plain = value.strip()
+    number = int(plain) if plain.isascii() and plain.isdecimal() and len(plain) < 20 else -1
+    if not least <= number <= most:
+        expected = f"a whole number from {least} to {most}"
+        raise InvalidConfig(value, "not a number in that range", expected, f"variable {name}")
+    return number
+
+
 def offline() -> bool:
     """Is the Hub off limits (``HF_HUB_OFFLINE``, or transformers' older name for it)?"""
     return flag("HF_HUB_OFFLINE") or flag("TRANSFORMERS_OFFLINE")
@@ -61,8 +79,21 @@ def store_folder() -> Path:
     """Where builds are kept: ``KERNELHUB_CACHE``, else ``KERNELS_CACHE``, else ``kernelhub`` under ``HF_HOME``."""
     for name in ("KERNELHUB_CACHE", "KERNELS_CACHE"):
         if os.environ.get(name):
-            return Path(os.environ[name]).expanduser().absolute()
+            return usable_path(Path(os.environ[name]), f"variable {name}")
     return hf_home() / "kernelhub"
+
+
+def usable_path(path: Path, origin: str = "variables KERNELHUB_CACHE, HF_HOME, HOME") -> Path:
+    """An absolute path, with ``~`` replaced.
+
+    Raises:
+        InvalidConfig: it needs a home folder or a current folder, and there is none.
+    """
+    try:
+        return path.expanduser().absolute()
+    except (RuntimeError, FileNotFoundError) as error:
+        problem = "no home folder is known" if isinstance(error, RuntimeError) else "the current folder was deleted"
+        raise InvalidConfig(str(path), problem, "an absolute path", origin) from None
 
 
 def backend() -> str | None:
@@ -73,8 +104,8 @@ def backend() -> str | None:
 def lock_path() -> Path | None:
     """The lock file in force: ``KERNELHUB_LOCK``, else ``kernelhub.lock`` in the current folder, else none."""
     if os.environ.get("KERNELHUB_LOCK"):
-        return Path(os.environ["KERNELHUB_LOCK"]).expanduser().absolute()
-    return next((path for path in [Path.cwd() / "kernelhub.lock"] if path.is_file()), None)
+        return usable_path(Path(os.environ["KERNELHUB_LOCK"]), "variable KERNELHUB_LOCK")
+    return next((path.absolute() for path in [Path("kernelhub.lock")] if path.is_file()), None)
 
 
 def policy_path() -> Path | None:
@@ -83,8 +114,11 @@ def policy_path() -> Path | None:
     Never a file of the current folder: a policy grants trust, and a folder may come from anywhere.
     """
     if os.environ.get("KERNELHUB_POLICY"):
-        return Path(os.environ["KERNELHUB_POLICY"]).expanduser().absolute()
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser().absolute() / "kernelhub"
+        return usable_path(Path(os.environ["KERNELHUB_POLICY"]), "variable KERNELHUB_POLICY")
+    try:
+        folder = usable_path(Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")) / "kernelhub"
+    except InvalidConfig:  # nobody's home: no policy either
+        return None
     return next((path for path in [folder / "kernelhub.toml"] if path.is_file()), None)
 
 
@@ -92,4 +126,14 @@ def hf_home() -> Path:
     """huggingface_hub's home folder, from the same variables in the same order."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or str(Path(cache) / "huggingface")
-    return Path(home).expanduser().absolute()
+    return usable_path(Path(home))
+
+
+def hf_caches() -> list[Path]:
+    """Where builds downloaded by others may be: ``KERNELS_CACHE``, then huggingface_hub's own cache."""
+    own = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    found = []
+    with contextlib.suppress(InvalidConfig):  # nobody's home: then nothing is there
+        found += [usable_path(Path(name)) for name in (os.environ.get("KERNELS_CACHE"),) if name]
+        found.append(usable_path(Path(own)) if own else hf_home() / "hub")
+    return found

@@ -1,14 +1,19 @@
-"""Store: the folder of verified builds and remembered answers; the only user of filelock.
+"""Store: the folder of verified builds and remembered answers.
 
 Layout, one subtree per Hub so that no endpoint can answer for another::
 
-    <root>/store.json                                            schema of this layout
+    <root>/store.json                                            schema of this layout, and who wrote it
     <root>/hubs/<hub>/builds/<org>--<repo>/<commit>/<variant>/   manifest.json  receipt.json  files/...
     <root>/hubs/<hub>/records/...json                            answers of the Hub, with the time they were given
     <root>/locks/                                                one lock file a build; they only save work
-    <root>/tmp/                                                  private folders of downloads under way
+    <root>/tmp/                                                  what is being written, named after its process
 
-A build appears under its final name by one rename and never changes afterwards, so readers need no lock.
+A build appears under its final name by one rename and never changes afterwards, so readers need no lock. Who loads a
+build keeps its manifest open under a shared lock (a lease), which costs no write; nothing leased is ever pruned. The
+time stamp of the manifest is the last use, to the day.
+
+A store is private unless it is declared shared (``KERNELHUB_SHARED_CACHE=1``): then folders and locks are writable for
+whom the umask lets, and each load hashes all files again, as others may have changed them.
 """
 
 from __future__ import annotations
@@ -16,131 +21,110 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
-import platform
 import re
+import secrets
 import shutil
 import stat
-import sys
-import tempfile
 import time
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any
 
-import filelock
-
-from kernelhub import setting
+from kernelhub import __version__, lease, setting
+from kernelhub.durable import (
+    PRIVATE_FILE,
+    PRIVATE_FOLDER,
+    SHARED_FILE,
+    SHARED_FOLDER,
+    make_folder,
+    open_regular,
+    read_json,
+    remove,
+    sweep,
+    sync_folder,
+    temporary_name,
+    write_json,
+)
 from kernelhub.errors import CacheError, CacheFullError, LockTimeout
+from kernelhub.manifest import (
+    FILES,
+    MANIFEST,
+    RECEIPT,
+    SCHEMA,
+    FileStat,
+    Manifest,
+    StoredBuild,
+    StoredFile,
+    read_build,
+)
+from kernelhub.mutex import held
+from kernelhub.reporter import Reporter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-SCHEMA = 1
-MANIFEST = "manifest.json"
-RECEIPT = "receipt.json"
-FILES = "files"
+__all__ = [
+    "FILES",
+    "MANIFEST",
+    "RECEIPT",
+    "FileStat",
+    "Manifest",
+    "Store",
+    "StoredBuild",
+    "StoredFile",
+    "open_regular",
+]
 
 _LOCK_SECONDS = 600.0
-_STALE_SECONDS = 24 * 3600
+_ASK_SECONDS = 10.0
+_DAY = 24 * 3600
 _MARGIN = 1 << 20  # bytes kept free beside what a download needs
-
-
-class StoredFile(NamedTuple):
-    """One file of a stored build: path, size in bytes, sha256 in hex."""
-
-    path: str
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a stored build consists of and where it came from."""
-
-    repo_id: str
-    commit: str
-    variant: str
-    endpoint: str
-    files: tuple[StoredFile, ...]
-
-    @property
-    def digest(self) -> str:
-        """sha256 over the sorted list of paths and hashes: two builds with the same digest are the same code."""
-        lines = "".join(f"{file.sha256}  {file.path}\n" for file in sorted(self.files))
-        return hashlib.sha256(lines.encode()).hexdigest()
-
-    @property
-    def size(self) -> int:
-        return sum(file.size for file in self.files)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.__dict__, "schema": SCHEMA, "files": [file._asdict() for file in self.files]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Manifest:
-        files = tuple(StoredFile(file["path"], file["size"], file["sha256"]) for file in data["files"])
-        return cls(data["repo_id"], data["commit"], data["variant"], data["endpoint"], files)
-
-
-class FileStat(NamedTuple):
-    """What a ``stat`` says about a verified file; any difference means "hash it again"."""
-
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-
-    @classmethod
-    def of(cls, result: os.stat_result) -> FileStat:
-        return cls(result.st_size, result.st_mtime_ns, result.st_ctime_ns, result.st_ino)
-
-
-@dataclass(frozen=True)
-class StoredBuild:
-    """A complete build in the store."""
-
-    folder: Path
-    manifest: Manifest
-
-    @property
-    def files_folder(self) -> Path:
-        return self.folder / FILES
-
-    def receipt(self) -> dict[str, FileStat]:
-        """The stats of the files when they were last verified; empty when unreadable or absent."""
-        data = _read_json(self.folder / RECEIPT)
-        try:
-            return {path: FileStat(*stat) for path, stat in data["files"].items()} if data else {}
-        except (KeyError, TypeError, AttributeError):
-            return {}
-
-    def write_receipt(self, stats: Mapping[str, FileStat]) -> None:
-        """Remember a verification; a store that cannot be written (read-only mount) simply verifies again."""
-        with contextlib.suppress(OSError):
-            _write_json(self.folder / RECEIPT, {"schema": SCHEMA, "files": {path: list(stats[path]) for path in stats}})
+_LONGEST_NAME = 180
+_UNREADABLE = re.compile(r"[^A-Za-z0-9.-]+")
 
 
 class Store:
     """A store folder seen for one Hub endpoint.
 
+    Args:
+        root: the folder; default ``KERNELHUB_CACHE``, ``KERNELS_CACHE`` or ``kernelhub`` under HF_HOME.
+        endpoint: the Hub; default ``HF_ENDPOINT`` or the public Hub.
+        shared: others may write into the folder; None follows ``KERNELHUB_SHARED_CACHE``.
+        reporter: is told whom a lock is waited for, and what is damaged.
+
     Raises:
         CacheError: the folder is not usable (a file, not ours, or written by a newer kernelhub).
     """
 
-    def __init__(self, root: Path | None = None, endpoint: str | None = None) -> None:
-        self.root = (root or setting.store_folder()).absolute()
+    def __init__(
+        self,
+        root: Path | None = None,
+        endpoint: str | None = None,
+        *,
+        shared: bool | None = None,
+        reporter: Reporter | None = None,
+    ) -> None:
+        self.root = setting.usable_path(root or setting.store_folder())
         self.endpoint = endpoint.rstrip("/") if endpoint else setting.endpoint()
+        self.shared = setting.flag("KERNELHUB_SHARED_CACHE") if shared is None else shared
+        self._reporter = reporter or Reporter()
         self._hub = self.root / "hubs" / _hub_name(self.endpoint)
+        self._file_mode = SHARED_FILE if self.shared else PRIVATE_FILE
+        self._folder_mode = SHARED_FOLDER if self.shared else PRIVATE_FOLDER
+        self._is_checked = False
 
     def find(self, repo_id: str, commit: str, variant: str) -> StoredBuild | None:
         """The stored build, or None; incomplete builds are never visible."""
-        return _stored_build(self._build_folder(repo_id, commit, variant))
+        self._check_root()
+        return self._read_build(self._build_folder(repo_id, commit, variant))
 
-    def builds(self) -> Iterator[StoredBuild]:
-        """Every complete build of this Hub, in a stable order."""
-        found = (_stored_build(path.parent) for path in sorted(self._hub.glob(f"builds/*/*/*/{MANIFEST}")))
+    def builds(self, *, all_hubs: bool = False) -> Iterator[StoredBuild]:
+        """Every complete build of this Hub, or of all, in a stable order."""
+        self._check_root()
+        hub = self.root / "hubs" / "*" if all_hubs else self._hub
+        pattern = str((hub / "builds" / "*" / "*" / "*" / MANIFEST).relative_to(self.root))
+        found = (self._read_build(path.parent) for path in sorted(self.root.glob(pattern)))
         return (build for build in found if build is not None)
 
     @contextlib.contextmanager
@@ -158,7 +142,7 @@ class Store:
         try:
             yield path
         finally:
-            _remove(path)
+            remove(path)
 
     def publish(self, staged: Path, manifest: Manifest) -> StoredBuild:
         """Make a staged build visible by one rename; if another process was first, its build is the one returned.
@@ -166,37 +150,92 @@ class Store:
         A folder that is in the way and is no build (its manifest was lost) is removed.
         """
         final = self._build_folder(manifest.repo_id, manifest.commit, manifest.variant)
-        _make_folder(final.parent, self.root)
-        _write_json(staged / MANIFEST, manifest.to_dict())
+        make_folder(final.parent, self.root, self._folder_mode)
+        facts = {**manifest.to_dict(), "id": secrets.token_hex(8)}
+        write_json(staged / MANIFEST, facts, staged, self._file_mode)
+        mode = stat.S_IMODE(final.parent.stat().st_mode)  # what the umask left, in a shared store
         for folder, _, _ in os.walk(staged):
-            _sync_folder(Path(folder))
+            Path(folder).chmod(mode)
+            sync_folder(Path(folder))
         try:
             staged.rename(final)
         except OSError:
-            if _stored_build(final) is None:
+            if self._read_build(final) is None:
                 self._bury(final)
+                make_folder(final.parent, self.root, self._folder_mode)  # somebody may have tidied it away
                 staged.rename(final)
-        _sync_folder(final.parent)
-        return StoredBuild(final, manifest)
+        sync_folder(final.parent)
+        stored = self._read_build(final)
+        if stored is None:
+            raise CacheError(self.root, f"build {final.relative_to(self.root)} was removed while it was stored")
+        return stored
+
+    def lease(self, build: StoredBuild) -> bool:
+        """Keep a build from being pruned while this process lives; False when it is being removed just now.
+
+        Writes nothing but, once a day and where that is allowed, the time of last use.
+
+        Raises:
+            CacheError: somebody else could have written into its folders (S-18).
+        """
+        self._check_owner(build.folder)
+        path = build.folder / MANIFEST
+        try:
+            if not lease.take(path):
+                return False
+            is_old = abs(time.time() - path.stat().st_mtime) > _DAY
+            if is_old and build.scratch is not None and os.access(path, os.W_OK):
+                os.utime(path)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # no lease is to be had here; pruning keeps what it cannot be sure of
+        return True
+
+    def is_leased(self, build: StoredBuild) -> bool:
+        """Does any process use this build? Where the file system cannot tell, the answer is yes."""
+        with lease.unleased(build.folder / MANIFEST) as free:
+            return not free
 
     def discard(self, build: StoredBuild) -> None:
-        """Take a damaged build out of sight by one rename, then delete it.
+        """Take a damaged build out of sight by one rename, then delete it; its successor is left alone.
 
         Raises:
             CacheError: this store cannot be written.
         """
         self._prepare()
+        if build.is_current or read_json(build.folder / MANIFEST) is None:
+            self._remove_build(build.folder)
+
+    def remove(self, build: StoredBuild) -> bool:
+        """Remove a build unless a process uses it; False when one does.
+
+        Raises:
+            CacheError: this store cannot be written.
+        """
+        self._prepare()
+        with lease.unleased(build.folder / MANIFEST) as free:
+            if free and build.is_current:
+                self._remove_build(build.folder)
+        return free
+
+    def _remove_build(self, folder: Path) -> None:
         try:
-            self._bury(build.folder)
+            self._bury(folder)
         except OSError as error:
-            problem = f"damaged build {build.folder.relative_to(self.root)} cannot be removed"
+            problem = f"build {folder.relative_to(self.root)} cannot be removed"
             raise CacheError(self.root, f"{problem} ({error.strerror})") from error
+        for parent in folder.parents[:2]:  # commit and repository, when this was the last build
+            with contextlib.suppress(OSError):
+                parent.rmdir()
 
     def _bury(self, folder: Path) -> None:
         grave = self._temporary_folder()
-        with contextlib.suppress(FileNotFoundError):
-            folder.rename(grave / "build")
-        _remove(grave)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                folder.rename(grave / "build")
+        finally:
+            remove(grave)
 
     @contextlib.contextmanager
     def lock(self, repo_id: str, commit: str, variant: str) -> Iterator[None]:
@@ -208,19 +247,34 @@ class Store:
         """
         self._prepare()
         timeout = setting.seconds("KERNELHUB_LOCK_TIMEOUT", _LOCK_SECONDS)
-        path = self.root / "locks" / f"{_folder_name(repo_id)}--{commit[:12]}--{variant}.lock"
-        lock = filelock.FileLock(path, timeout=timeout)
-        try:
-            lock.acquire()
-        except filelock.Timeout:
-            raise LockTimeout(path, timeout) from None
-        except OSError as error:
-            raise self.unwritable(error) from error
-        try:
-            self._sweep()
+        with self._held(f"{_folder_name(repo_id)}--{commit[:12]}--{variant}", timeout):
+            self.sweep()
             yield
-        finally:
-            lock.release()
+
+    @contextlib.contextmanager
+    def asking(self, name: str) -> Iterator[None]:
+        """Serialise questions about one thing, so that the others find the answer recorded.
+
+        It is only kind to the Hub: who waits long, or cannot write here, asks all the same.
+        """
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(CacheError, LockTimeout):
+                self._prepare()
+                stack.enter_context(self._held(f"ask--{_folder_name(name)}", _ASK_SECONDS))
+                self.sweep()
+            yield
+
+    @contextlib.contextmanager
+    def _held(self, name: str, timeout: float) -> Iterator[None]:
+        path = self.root / "locks" / f"{_short(name)}.lock"
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(held(path, timeout, self._reporter, self._file_mode))
+            except LockTimeout:
+                raise
+            except OSError as error:
+                raise self.unwritable(error) from error
+            yield
 
     def check_space(self, size: int) -> None:
         """Refuse a download that does not fit.
@@ -237,102 +291,103 @@ class Store:
         """What to raise for an error of the system while the store was written."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return CacheFullError(self.root, "disk full", needed, shutil.disk_usage(self.root).free)
-        return CacheError(self.root, f"cannot be written ({error.strerror or error})")
+        where = f" at {error.filename}" if error.filename else ""
+        return CacheError(self.root, f"cannot be written ({error.strerror or error}{where})")
 
     def record(self, kind: str, name: str, facts: Mapping[str, Any]) -> None:
         """Remember an answer of the Hub; a store that cannot be written remembers nothing."""
         with contextlib.suppress(OSError, CacheError):
             self._prepare()
             path = self._record_path(kind, name)
-            _make_folder(path.parent, self.root)
-            _write_json(path, {"schema": SCHEMA, "name": name, "time": time.time(), **facts})
+            make_folder(path.parent, self.root, self._folder_mode)
+            answer = {"schema": SCHEMA, "name": name, "time": time.time(), **facts}
+            write_json(path, answer, self.root / "tmp", self._file_mode)
 
     def recorded(self, kind: str, name: str) -> dict[str, Any] | None:
         """A remembered answer, with the ``time`` it was given, or None; a damaged one counts as none."""
-        data = _read_json(self._record_path(kind, name))
+        self._check_root()
+        data = read_json(self._record_path(kind, name))
         readable = data and data.get("name") == name and isinstance(data.get("time"), (int, float))
         return data if readable else None
 
+    def sweep(self) -> None:
+        """Remove what dead processes left in ``tmp``."""
+        sweep(self.root / "tmp")
+
+    def _read_build(self, folder: Path) -> StoredBuild | None:
+        return read_build(folder, self._scratch, always_hash=self.shared)
+
+    @cached_property
+    def _scratch(self) -> Path | None:
+        """Where small files are written before they take their place; None in a layout that is only read."""
+        schema = (read_json(self.root / "store.json") or {}).get("schema", SCHEMA)
+        return self.root / "tmp" if schema == SCHEMA else None
+
     def _temporary_folder(self) -> Path:
         """A new folder under ``tmp`` whose name tells the process that owns it."""
-        return Path(tempfile.mkdtemp(prefix=f"{_host()}--{os.getpid()}--", dir=self.root / "tmp"))
+        path = self.root / "tmp" / temporary_name()
+        path.mkdir(mode=PRIVATE_FOLDER)
+        return path
 
     def _record_path(self, kind: str, name: str) -> Path:
-        return self._hub / "records" / kind / f"{_folder_name(name)}.json"
+        return self._hub / "records" / kind / f"{_short(_folder_name(name))}.json"
 
     def _build_folder(self, repo_id: str, commit: str, variant: str) -> Path:
         return self._hub / "builds" / _folder_name(repo_id) / commit / variant
 
     def _prepare(self) -> None:
-        """Make the store's own folders, private to the user."""
+        """Make the store's own folders, private to the user unless the store is shared."""
+        self._check_root()
+        stamp = self.root / "store.json"
         try:
             for name in ("", "tmp", "locks"):
-                _make_folder(self.root / name, self.root)
-            stamp = self.root / "store.json"
-            written = _read_json(stamp)
+                make_folder(self.root / name, self.root, self._folder_mode)
+            written = read_json(stamp)
             if written is None:
-                _write_json(stamp, {"schema": SCHEMA})
+                facts = {"schema": SCHEMA, "written_by": f"kernelhub {__version__}"}
+                write_json(stamp, facts, self.root / "tmp", self._file_mode)
         except OSError as error:
             raise CacheError(self.root, f"cannot be used ({error.strerror or error})") from error
         if written is not None and written.get("schema") != SCHEMA:
-            raise CacheError(self.root, f"was written by another layout (schema {written.get('schema')!r})")
+            author = str(written.get("written_by", "an unknown version"))[:60]
+            layout = f"another layout (schema {written.get('schema')!r}, by {ascii(author)[1:-1]})"
+            raise CacheError(self.root, f"was written by {layout}; it is read, and not written")
 
-    def _sweep(self) -> None:
-        """Remove what dead processes left in ``tmp``."""
-        for path in (self.root / "tmp").iterdir():
-            with contextlib.suppress(OSError):
-                if _is_abandoned(path):
-                    _remove(path)
+    def _check_root(self) -> None:
+        """Once a store: nobody else can write its answers."""
+        if not self._is_checked:
+            self._check_owner(self.root)
+            self._is_checked = True
 
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading, unbuffered; never follows a link, never waits for a special file (S-13, S-37).
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
-    flags = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")  # each where the system has it
-    handle = os.open(path, os.O_RDONLY | sum(getattr(os, flag, 0) for flag in flags))
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return cast("BinaryIO", os.fdopen(handle, "rb", buffering=0))
-
-
-def _stored_build(folder: Path) -> StoredBuild | None:
-    """The build in a folder of the store; None without a readable manifest."""
-    data = _read_json(folder / MANIFEST)
-    try:
-        return StoredBuild(folder, Manifest.from_dict(data)) if data else None
-    except (KeyError, TypeError):
-        return None
+    def _check_owner(self, folder: Path) -> None:
+        """Refuse folders, from ``folder`` up to the root, into which others could put code or answers (S-18)."""
+        if self.shared or not hasattr(os, "geteuid"):
+            return
+        for path in (folder, *folder.parents):
+            if path == self.root.parent:
+                break
+            try:
+                status = path.stat()
+            except OSError:  # what is wrong with it is told when it is used
+                continue
+            problem = _foreign(status, path)
+            if problem:
+                share = "or set KERNELHUB_SHARED_CACHE=1 (each load then hashes all files again)"
+                raise CacheError(self.root, f"{problem}, {share}")
 
 
-def _is_abandoned(path: Path) -> bool:
-    """Older than a day, or owned by a process of this host that is gone."""
-    host, _, rest = path.name.partition("--")
-    pid = rest.partition("--")[0]
-    old = time.time() - path.stat().st_mtime > _STALE_SECONDS
-    return old or (host == _host() and pid.isdecimal() and len(pid) < 10 and not _is_alive(int(pid)))
-
-
-def _host() -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", platform.node()).strip("-") or "host"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _foreign(status: os.stat_result, path: Path) -> str:
+    """Who else could write into a folder, and the command that changes that; empty when nobody could."""
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to user {status.st_uid}. Run `chown -R {os.geteuid()} '{path}'`"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{path} is writable for others. Run `chmod -R go-w '{path}'`"
+    return ""
 
 
 def _hub_name(endpoint: str) -> str:
     """A folder name for an endpoint: readable, and unique through a hash of the whole address."""
-    readable = re.sub(r"[^A-Za-z0-9.-]+", "_", endpoint.partition("://")[2])[:60]
+    readable = _UNREADABLE.sub("_", endpoint.partition("://")[2])[:60]
     return f"{readable}-{hashlib.sha256(endpoint.encode()).hexdigest()[:8]}"
 
 
@@ -340,62 +395,9 @@ def _folder_name(name: str) -> str:
     return name.replace("/", "--")
 
 
-def _make_folder(path: Path, root: Path) -> None:
-    """Create ``path`` and its parents up to ``root`` with mode 0700."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists() and _is_inside(folder, root)]
-    root.parent.mkdir(parents=True, exist_ok=True)
-    for folder in reversed(missing):
-        folder.mkdir(mode=0o700, exist_ok=True)
-    if not path.is_dir():
-        raise NotADirectoryError(20, "not a folder", str(path))
-
-
-def _is_inside(path: Path, root: Path) -> bool:
-    return path == root or root in path.parents
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None when it is absent, unreadable or damaged."""
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None
-
-
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Replace a file as a whole: readers see the old content or the new one, also after a crash."""
-    handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _sync_folder(path: Path) -> None:
-    with contextlib.suppress(OSError):  # not every file system lets a folder be opened for this
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _remove(folder: Path) -> None:
-    """Delete a folder with all that is in it, as far as that is allowed."""
-    if sys.version_info >= (3, 12):
-        shutil.rmtree(folder, onexc=_force_remove)
-    else:
-        shutil.rmtree(folder, onerror=_force_remove)
-
-
-def _force_remove(function: Any, path: str, _: Any) -> None:
-    """Delete what has no write permission (stored files are 0444, folders may be 0500); absent is fine."""
-    with contextlib.suppress(OSError):
-        Path(path).parent.chmod(0o700)
-        function(path)
+def _short(name: str) -> str:
+    """A file name that fits every file system: the end of a long one is replaced by a hash of the whole."""
+    data = os.fsencode(name)
+    if len(data) <= _LONGEST_NAME:
+        return name
+    return f"{data[: _LONGEST_NAME - 33].decode(errors='replace')}-{hashlib.sha256(data).hexdigest()[:32]}"

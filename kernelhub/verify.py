@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,11 @@ class VerificationState(Enum):
 
 @dataclass(frozen=True)
 class VerifiedBuild:
-    """A build whose files were found to be what they should be. ``digest`` identifies its content."""
+    """A build whose files were found to be what they should be. ``digest`` identifies its content.
+
+    ``strict`` asks the loader to run nothing but bytes that it hashed itself; ``alternatives`` are other variants that
+    resolution would have accepted, for messages.
+    """
 
     kernel: str
     variant: str
@@ -48,6 +52,8 @@ class VerifiedBuild:
     state: VerificationState
     metadata: Metadata | None = None
     dependencies: tuple[VerifiedBuild, ...] = ()
+    strict: bool = False
+    alternatives: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def build(self) -> str:
@@ -66,21 +72,44 @@ def verify_stored(
 ) -> VerifiedBuild:
     """Check a build of the store against its manifest; files whose stat is unchanged are not hashed again.
 
+    All files are hashed where others can write (a shared store), and each that has another name elsewhere (S-40).
+
     Raises:
         DigestMismatch: a file is missing, extra, changed, or not a regular file.
     """
     found = _scan(resolution.build, stored.files_folder)
     _compare_sets(resolution.build, found, [file.path for file in stored.manifest.files])
     receipt = stored.receipt()
-    stale = [file for file in stored.manifest.files if receipt.get(file.path) != found[file.path]]
+    stale = [
+        file
+        for file in stored.manifest.files
+        if stored.always_hash or found[file.path].links != 1 or receipt.get(file.path) != found[file.path]
+    ]
     for file in stale:
-        found_hash = _hash(resolution.build, stored.files_folder, file.path)
-        if found_hash != file.sha256:
-            problem = f"has changed since it was stored (sha256 {found_hash}, stored was {file.sha256})"
-            raise DigestMismatch(resolution.build, file.path, problem)
-    if stale:
+        _check_file(resolution.build, stored.files_folder, file)
+    if stale and receipt != found:
         stored.write_receipt(found)
     return _verified(resolution, stored.files_folder, stored.manifest, dependencies)
+
+
+def rehash(stored: StoredBuild) -> None:
+    """Compare all files of a build with its manifest, whatever their stats say; for people who ask.
+
+    Raises:
+        DigestMismatch: a file is missing, extra, changed, or not a regular file.
+    """
+    manifest = stored.manifest
+    build = f"{manifest.repo_id}@{manifest.commit[:12]} {manifest.variant}"
+    _compare_sets(build, _scan(build, stored.files_folder), [file.path for file in manifest.files])
+    for file in manifest.files:
+        _check_file(build, stored.files_folder, file)
+
+
+def _check_file(build: str, folder: Path, file: StoredFile) -> None:
+    found = _hash(build, folder, file.path)
+    if found != file.sha256:
+        problem = f"has changed since it was stored (sha256 {found}, stored was {file.sha256})"
+        raise DigestMismatch(build, file.path, problem)
 
 
 def verify_folder(resolution: Resolution, dependencies: tuple[VerifiedBuild, ...] = ()) -> VerifiedBuild:

@@ -99,6 +99,28 @@ def broken_library(folder: Path, module: str) -> bytes:
     return library.read_bytes()
 
 
+_MARKING = """
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+__attribute__((constructor)) static void leave_a_mark() {
+  if (const char* path = std::getenv("KERNELHUB_TEST_MARK")) {
+    if (FILE* file = std::fopen(path, "w")) std::fclose(file);
+    else throw std::runtime_error("no mark");
+  }
+}
+"""
+
+
+def marking_library(folder: Path, module: str = "_probe", *flags: str, declare: str = "", before: str = "") -> bytes:
+    """An extension module that creates the file of ``KERNELHUB_TEST_MARK`` as soon as it is opened."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    library = folder / f"{module}.abi3.so"
+    compile_library(library, _MARKING + declare + _MODULE.format(module=module, before=before), *flags)
+    return library.read_bytes()
+
+
 def compile_library(target: Path, text: str, *flags: str, libraries: list[str] | None = None) -> None:
     """Compile ``text`` with g++; ``target`` appears when it is complete."""
     source = target.with_name(f"{target.name}.cpp")

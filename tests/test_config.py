@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelhub.backend import ACCEPTED_NAMES
+from kernelhub.backend import ACCEPTED_NAMES, Release
 from kernelhub.config import ANY_DEVICE, KernelChoice, KernelConfig
 from kernelhub.errors import InvalidConfig
 from kernelhub.mode import Mode
@@ -74,8 +74,8 @@ def test_every_documented_device_may_have_its_own_kernel(device: str) -> None:
         ("cuda:0", "did you mean 'cuda'?"),
         ("hpu", "device: unknown name"),
         ("", "device: unknown name"),
-        (0, "device name is not a string"),
-        (None, "device name is not a string"),
+        (0, "device: name is not a string"),
+        (None, "device: name is not a string"),
     ],
 )
 def test_an_unknown_device_is_refused_with_the_layer_and_the_accepted_names(device: Any, words: str) -> None:
@@ -246,3 +246,67 @@ def test_a_config_survives_every_way_of_writing_it_down(mapping: dict[str, Any],
     assert pickle.loads(pickle.dumps(config)) == config
     assert copy.deepcopy(config) == config
     assert KernelConfig(config.kernel_mapping, inherit_mapping=inherit) == config
+
+
+RANGES = {"cuda>=9.0,<10": "org/hopper:Norm", "cuda>=8.0": "org/new:Norm", "cuda": "org/any:Norm", "cpu": ""}
+
+
+@pytest.mark.parametrize(
+    ("capability", "repo"),
+    [
+        (Release(9, 0), "org/hopper"),
+        (Release(10, 0), "org/new"),
+        (Release(8, 0), "org/new"),
+        (Release(7, 5), "org/any"),
+        (None, "org/any"),
+    ],
+)
+def test_the_narrowest_range_of_capability_wins(capability: Release | None, repo: str) -> None:
+    (entry,) = KernelConfig({"RMSNorm": RANGES}).entries
+    assert str(entry.choose("cuda", Mode.INFERENCE, capability)) == f"{repo}:Norm"
+    assert entry.choose("rocm", Mode.INFERENCE, capability) is None
+
+
+def test_a_range_without_a_kernel_for_the_mode_leaves_it_to_the_next_wider_one() -> None:
+    (entry,) = KernelConfig({"RMSNorm": {"cuda==9.0": {"inference": NORM}, "cuda": OTHER}}).entries
+    assert str(entry.choose("cuda", Mode.INFERENCE, Release(9, 0))) == NORM
+    assert str(entry.choose("cuda", Mode.TRAINING, Release(9, 0))) == OTHER
+    (entry,) = KernelConfig({"RMSNorm": {"cuda==9.0": "", "cuda": OTHER}}).entries
+    assert entry.choose("cuda", Mode.INFERENCE, Release(9, 0)) is None
+
+
+def test_ranges_are_written_down_and_read_back() -> None:
+    config = KernelConfig({"RMSNorm": {**RANGES, "rocm<9.5": {"training": NORM}}})
+    assert list(config.kernel_mapping["RMSNorm"]) == ["cuda>=9.0,<10.0", "cuda>=8.0", "cuda", "cpu", "rocm<9.5"]
+    assert KernelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert eval(repr(config), {"KernelConfig": KernelConfig}) == config
+
+
+def test_one_range_in_two_spellings_is_given_twice() -> None:
+    with pytest.raises(InvalidConfig, match="given twice"):
+        KernelConfig({"RMSNorm": {"cuda<=9.0": NORM, "cuda<9.1": OTHER}})
+
+
+def test_attributes_and_optional_are_written_down_and_read_back() -> None:
+    value = (NORM, {"attributes": {"variance_epsilon": "eps"}, "optional": True})
+    config = KernelConfig({"RMSNorm": value})
+    assert config.kernel_mapping == {"RMSNorm": value}
+    assert KernelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert config.entries[0].is_optional
+    assert not KernelConfig({"RMSNorm": {"cuda": value, "cpu": NORM}}).entries[0].is_optional
+    assert not KernelConfig({"RMSNorm": ""}).entries[0].is_optional
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"attributes": ["eps"]}, "attributes; expected names of attributes"),
+        ({"attributes": {"eps": 5}}, "attributes; expected names of attributes"),
+        ({"attributes": {"eps": "a.b"}}, "attributes; expected names of attributes"),
+        ({"optional": "yes"}, "optional; expected True or False"),
+    ],
+)
+def test_unreadable_options_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        KernelConfig({"RMSNorm": (NORM, options)})
+    assert words in str(caught.value)

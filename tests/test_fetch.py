@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 import signal
@@ -17,11 +18,17 @@ import pytest
 from kernel_repository import trust, write_build
 from starlette.responses import Response, StreamingResponse
 
-from kernelhub import load_kernel
-from kernelhub.api import Session
-from kernelhub.errors import CacheFullError, DigestMismatch, IncompleteDownload
+from kernelhub import lease, load_kernel
+from kernelhub.errors import (
+    CacheFullError,
+    DigestMismatch,
+    IncompleteDownload,
+    InvalidMetadata,
+    UntrustedPublisher,
+)
 from kernelhub.fetch import MAX_BUILD_BYTES
 from kernelhub.request import KernelRequest
+from kernelhub.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -33,6 +40,7 @@ if TYPE_CHECKING:
 
 REPO = "acme/relu"
 BODY = os.urandom(3_000_000)
+ETAG = f'"{hashlib.sha256(BODY).hexdigest()}"'
 FILES: dict[str, str | bytes] = {"__init__.py": "ONE = 1\n", "part.bin": BODY}
 BIG = "/torch-cpu/part.bin"
 
@@ -66,8 +74,7 @@ def cut(hub: LocalHub, count: int, *, times: int, size: int = len(BODY), reset: 
                 hub.reset(request)
             raise ConnectionResetError
 
-        etag = "a" * 64
-        return StreamingResponse(chunks(), headers={"ETag": f'"{etag}"', "Content-Length": str(size)})
+        return StreamingResponse(chunks(), headers={"ETag": ETAG, "Content-Length": str(size)})
 
     hub.hook = hook
     return ranges
@@ -103,7 +110,7 @@ def test_a_server_that_ignores_ranges_is_served_too(root: Path, hub: LocalHub, s
     def hook(request: Request) -> Response | None:
         answer = first(request) if first else None
         if len(asked) == 2 and request.url.path.endswith(BIG):
-            return Response(BODY, headers={"ETag": '"' + "a" * 64 + '"'})
+            return Response(BODY, headers={"ETag": ETAG})
         return answer  # type: ignore[return-value]
 
     hub.hook = hook
@@ -121,7 +128,7 @@ def test_wrong_bytes_of_the_right_length_are_fetched_again_then_refused(
         if not request.url.path.endswith(BIG) or len(served) >= times:
             return None
         served.append(request.headers.get("range", ""))
-        return Response(bytes(len(BODY)), headers={"ETag": '"' + "a" * 64 + '"'})
+        return Response(bytes(len(BODY)), headers={"ETag": ETAG})
 
     hub.hook = hook
     if times == 1:
@@ -140,7 +147,7 @@ def test_s_35_a_body_longer_than_announced_is_stopped(root: Path, hub: LocalHub,
             await asyncio.sleep(0)
 
     def hook(request: Request) -> Response | None:
-        headers = {"ETag": '"' + "a" * 64 + '"'}
+        headers = {"ETag": ETAG}
         return StreamingResponse(endless(), headers=headers) if request.url.path.endswith(BIG) else None
 
     hub.hook = hook
@@ -216,6 +223,7 @@ def test_a_disk_that_fills_up_during_a_download_is_told(
         (disk / "other").unlink()
         assert load_kernel(REPO, session=small).ONE == 1
     finally:
+        lease.drop_all()
         subprocess.run(["umount", disk], check=True)
 
 
@@ -227,6 +235,88 @@ def test_files_resolved_earlier_cost_one_more_request(
     asked()
     Session(cache_dir=session.cache_dir, endpoint=hub.url, token=False).obtain(resolution)
     assert sum("/refs" in request for request in asked()) == 1
+
+
+SMALL: dict[str, str | bytes] = {"__init__.py": "ONE = 1\n", "table.safetensors": b"\0", "deep/part.py": "TWO = 2\n"}
+
+
+@pytest.fixture
+def small(root: Path) -> str:
+    write_build(root, "acme/small", "v1", "torch-cpu", SMALL)
+    return "acme/small"
+
+
+def names(requests: list[str]) -> list[str]:
+    return sorted(request.partition("?")[0].rpartition("/")[2] for request in requests)
+
+
+def test_a_first_load_asks_three_questions_and_for_each_file_once(
+    small: str, session: Session, asked: Callable[[], list[str]]
+) -> None:
+    assert load_kernel(small, session=session).ONE == 1
+    files = ["__init__.py", "metadata.json", "part.py", "table.safetensors"]
+    assert names(asked()) == sorted(["overview", "refs", "build", *files])
+
+
+def test_resolving_asks_for_no_file_but_the_metadata(
+    small: str, session: Session, asked: Callable[[], list[str]]
+) -> None:
+    session.resolve(KernelRequest.parse(small))
+    assert names(asked()) == ["build", "metadata.json", "overview", "refs"]
+    assert not list(session.store.builds())
+
+
+def test_a_large_build_is_fetched_when_its_metadata_is_known(
+    root: Path, session: Session, asked: Callable[[], list[str]]
+) -> None:
+    session.resolve(KernelRequest.parse(REPO), ahead=True)
+    assert names(asked()) == ["build", "metadata.json", "overview", "refs"]
+
+
+def test_s_07_no_file_of_an_untrusted_publisher_is_asked_for(
+    small: str, root: Path, session: Session, asked: Callable[[], list[str]]
+) -> None:
+    trust(root, "acme", False)
+    with pytest.raises(UntrustedPublisher):
+        load_kernel(small, session=session)
+    assert set(names(asked())) <= {"overview", "refs"}
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("times", [1, 9])
+def test_r13_wrong_metadata_is_asked_for_again_then_refused(
+    times: int, ahead: bool, small: str, root: Path, hub: LocalHub, session: Session
+) -> None:
+    served: list[bytes] = []
+    right = (root / small / "v1/build/torch-cpu/metadata.json").read_bytes()
+    etag = hashlib.sha1(b"blob %d\0" % len(right) + right).hexdigest()
+
+    def hook(request: Request) -> Response | None:
+        if not request.url.path.endswith("metadata.json") or len(served) >= times:
+            return None
+        served.append(bytes(len(right)))
+        return Response(served[-1], headers={"ETag": f'"{etag}"'})
+
+    hub.hook = hook
+    request = KernelRequest.parse(small)
+    if times == 1:
+        session.obtain(session.resolve(request, ahead=ahead))
+        return
+    with pytest.raises((IncompleteDownload, DigestMismatch), match=r"metadata\.json"):
+        session.resolve(request, ahead=ahead)
+    assert len(served) == (4 if ahead else 2)  # two readers of it, each of which gives it two chances
+    assert not list(session.store.builds())
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_metadata_that_cannot_be_read_keeps_nothing(
+    ahead: bool, root: Path, session: Session, asked: Callable[[], list[str]]
+) -> None:
+    write_build(root, "acme/odd", "v1", "torch-cpu", SMALL, metadata_overrides={"version": "one"})
+    with pytest.raises(InvalidMetadata):
+        session.resolve(KernelRequest.parse("acme/odd"), ahead=ahead)
+    assert not list(session.store.builds())
+    assert not list(session.store.root.glob("tmp/*"))
 
 
 # Processes
@@ -260,7 +350,7 @@ def slowly(hub: LocalHub, seconds: float) -> threading.Event:
                 begun.set()
                 await asyncio.sleep(seconds / 100)
 
-        headers = {"ETag": '"' + "a" * 64 + '"', "Content-Length": str(len(BODY))}
+        headers = {"ETag": ETAG, "Content-Length": str(len(BODY))}
         return StreamingResponse(chunks(), headers=headers)
 
     hub.hook = hook

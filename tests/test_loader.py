@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import dataclasses
 import importlib
 import importlib.resources
 import inspect
@@ -13,15 +15,18 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from kernel_repository import trust, write_build
 
-from kernelhub import load_kernel
+from kernelhub import load_kernel, loaded_kernels
 from kernelhub.errors import (
+    DigestMismatch,
     ImportFailed,
     IncompatibleLibrary,
     InvalidMetadata,
@@ -29,8 +34,10 @@ from kernelhub.errors import (
     SymbolNotFound,
 )
 from kernelhub.loader import PREFIX, SourceLoader
+from kernelhub.loader import load as load_build
 from kernelhub.metadata import Metadata
 from kernelhub.pythondepend import DEPENDENCIES, check_python_depends
+from kernelhub.request import KernelRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -379,3 +386,251 @@ def test_s_38_an_unknown_dependency_is_refused_before_anything_is_imported(hub_r
     with pytest.raises(InvalidMetadata, match=r"'evil-pkg' .*acme/relu.*python-depends"):
         load_kernel("acme/relu", session=session)
     assert kernel_modules() == set()
+
+
+# What is loaded, and what a kernel does to others
+
+
+def test_loaded_kernels_are_listed_with_where_they_came_from(hub_root: Path, session: Session) -> None:
+    trust(hub_root, "acme")
+    write_build(hub_root, "acme/relu", "v1", "torch-cpu", {"__init__.py": ""})
+    module = load_kernel("acme/relu", session=session)
+    commit = session.resolve(KernelRequest.parse("acme/relu")).commit
+    [kernel] = [kernel for kernel in loaded_kernels() if kernel.module is module]
+    assert (kernel.origin, kernel.variant, kernel.state) == ("acme/relu", "torch-cpu", "self-attested")
+    assert commit.startswith(kernel.commit)
+    assert str(kernel) == f"acme/relu@{kernel.commit} torch-cpu (self-attested) as {module.__name__}"
+
+
+def test_a_kernel_that_failed_is_not_listed(load: Callable[..., Any]) -> None:
+    before = loaded_kernels()
+    with pytest.raises(ImportFailed):
+        load({"__init__.py": "raise ValueError\n"})
+    assert loaded_kernels() == before
+
+
+def test_a_kernel_can_be_reloaded(load: Callable[..., Any]) -> None:
+    module = load(
+        {"__init__.py": "COUNT = globals().get('COUNT', 0) + 1\nfrom . import part\n", "part.py": "ONE = 1\n"}
+    )
+    assert importlib.reload(module) is module
+    assert module.COUNT == 2
+    assert importlib.reload(module.part).ONE == 1
+
+
+def test_s_25_modules_that_a_kernel_replaced_are_put_back_and_told(
+    load: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    colorsys = importlib.import_module("colorsys")
+    source = """
+        import sys
+        from . import part
+        sys.modules["colorsys"] = part
+        sys.modules["kernelhub_test_planted"] = part
+        sys.modules.pop("json", None)
+        """
+    module = load({"__init__.py": source, "part.py": ""})
+    assert sys.modules["colorsys"] is colorsys
+    assert sys.modules["json"] is json
+    assert "kernelhub_test_planted" not in sys.modules
+    [kernel] = [kernel for kernel in loaded_kernels() if kernel.module is module]
+    assert len(kernel.notes) == 3
+    assert "replaced the module colorsys in sys.modules; that was undone" in caplog.text
+    assert "put a module of its own into sys.modules as kernelhub_test_planted; that was undone" in caplog.text
+
+
+def test_s_27_a_failed_import_leaves_the_search_path_and_torchs_operators(
+    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+        import os, sys, torch
+        sys.path.insert(0, "/nowhere")
+        library = torch.library.Library("kernelhub_test_failed", "DEF")
+        library.define("f(Tensor x) -> Tensor")
+        library.impl("f", lambda x: x + 1, "CPU")
+        torch.library.define("kernelhub_test_failed_too::g", "(Tensor x) -> Tensor")
+        @torch.library.custom_op("kernelhub_test_failed_three::h", mutates_args=())
+        def h(x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+        if "FAIL" in os.environ:
+            raise ValueError
+        """
+    path = list(sys.path)
+    monkeypatch.setenv("FAIL", "1")
+    kept = []
+    for _ in range(2):
+        with pytest.raises(ImportFailed) as caught:
+            load({"__init__.py": source})
+        kept.append(caught.value)  # and with it the frames of the module that failed
+    assert sys.path == path
+    assert not hasattr(torch.ops.kernelhub_test_failed, "f")
+    monkeypatch.delenv("FAIL")
+    load({"__init__.py": source})
+    assert torch.ops.kernelhub_test_failed.f(torch.ones(1)).item() == 2
+    sys.path.remove("/nowhere")
+
+
+def test_64_threads_load_50_times_and_import_once(load: Callable[..., Any], tmp_path: Path, hubless: Session) -> None:
+    monitor: list[int] = []
+    vars(builtins)["KERNELHUB_TEST_IMPORTS"] = monitor
+    try:
+        files = {
+            "__init__.py": "import time\nKERNELHUB_TEST_IMPORTS.append(1)\ntime.sleep(0.05)\nfrom . import layers\n"
+        }
+        folder = write_build(tmp_path, "acme/often", "v1", "torch-cpu", files | {"layers.py": "class Layer: pass\n"})
+        build = hubless.obtain(hubless.resolve(KernelRequest.parse(str(folder))))
+        barrier, found = threading.Barrier(64), list[Any]()
+
+        def run() -> None:
+            barrier.wait()
+            found.extend(load_build(build) for _ in range(50))
+
+        threads = [threading.Thread(target=run) for _ in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert monitor == [1]
+        assert len(found) == 3200
+        assert len(set(found)) == 1
+    finally:
+        del vars(builtins)["KERNELHUB_TEST_IMPORTS"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_process_can_load_though_a_thread_of_its_parent_was_loading(tmp_path: Path) -> None:
+    """In a process of its own, as this one has threads that a fork would leave behind."""
+    slow, quick = (
+        write_build(tmp_path, f"acme/{name}", "v1", "torch-cpu", {"__init__.py": source})
+        for name, source in (("slow", "import time\nSTARTED.set()\ntime.sleep(1)\n"), ("quick", "ONE = 1\n"))
+    )
+    code = f"""
+        import builtins, os, threading, warnings
+        from kernelhub import Environment, Session, load_kernel
+        warnings.simplefilter("ignore")
+        builtins.STARTED = threading.Event()
+        session = Session(environment=Environment.parse("torch=2.13,cpu=x86_64,os=linux"), lockfile=False)
+        thread = threading.Thread(target=load_kernel, args=({str(slow)!r},), kwargs={{"session": session}})
+        thread.start()
+        STARTED.wait()
+        child = os.fork()
+        if not child:
+            os._exit(load_kernel({str(quick)!r}, session=session).ONE)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        thread.join()
+        """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_kernel_is_compiled_by_torch_as_any_other_code(load: Callable[..., Any]) -> None:
+    """The modules of a kernel have an import function of their own among their builtins."""
+    source = "import torch\ndef f(x):\n    import math\n    return torch.relu(x) * math.pi + len(range(3))\n"
+    function = load({"__init__.py": source}, "f")
+    x = torch.randn(8)
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), function(x))
+
+
+# Tampering: nothing of a build that is not what it should be runs
+
+
+def _in_place(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_text("raise SystemExit\n")
+
+
+def _linked(path: Path) -> None:
+    path.rename(path.parents[3] / "moved")
+    path.symlink_to(path.parents[3] / "moved")
+
+
+def _through_a_hard_link(path: Path) -> None:
+    twin = path.parents[3] / "twin"
+    twin.hardlink_to(path)
+    _in_place(twin)
+
+
+def _planted(name: str) -> Callable[[Path], object]:
+    def plant(path: Path) -> None:
+        target = path.parent / name
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(b"")
+
+    return plant
+
+
+TAMPERING: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "changed": ("part.py", _in_place, "'part.py'"),
+    "missing": ("part.py", Path.unlink, "'part.py' is missing"),
+    "unlisted": ("part.py", _planted("more.py"), "'more.py' is not listed"),
+    "bytecode beside": ("part.py", _planted("part.pyc"), "'part.pyc' is refused: Python bytecode"),
+    "bytecode cached": ("part.py", _planted("__pycache__/part.cpython-311.pyc"), "is refused: Python bytecode"),
+    "linked file": ("part.py", _linked, "'part.py' is neither a file nor a folder"),
+    "linked folder": ("inner", _linked, "'inner' is neither a file nor a folder"),
+    "backslash": ("part.py", _planted("a\\b.py"), "backslash"),
+    "case twin": ("part.py", _planted("PART.py"), "but for letter case"),
+    "FIFO": ("part.py", lambda path: os.mkfifo(path.parent / "pipe"), "'pipe' is neither a file nor a folder"),
+    "nested metadata": ("part.py", _planted("inner/metadata.json"), "'inner/metadata.json' is not listed"),
+    "hard link": ("part.py", _through_a_hard_link, "'part.py'"),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
+@pytest.mark.parametrize("place", ["folder", "store"])
+@pytest.mark.parametrize("kind", TAMPERING)
+def test_twelve_kinds_of_tampering_stop_before_any_code_runs(
+    kind: str, place: str, strict: bool, hub_root: Path, session: Session
+) -> None:
+    ran = []
+    vars(builtins)["KERNELHUB_TEST_RAN"] = ran.append
+    files = {"__init__.py": "KERNELHUB_TEST_RAN(1)\n", "part.py": "", "inner/x.py": ""}
+    trust(hub_root, "acme")
+    folder = write_build(hub_root, "acme/relu", "v1", "torch-cpu", files)
+    session.strict = strict
+    if place == "store":
+        session.obtain(session.resolve(KernelRequest.parse("acme/relu")))
+        folder = next(iter(session.store.builds())).files_folder
+        session = dataclasses.replace(session, offline=True)
+    path, tamper, problem = TAMPERING[kind]
+    tamper(folder / path)
+    try:
+        with pytest.raises(DigestMismatch, match=re.escape(problem)):
+            load_kernel("acme/relu" if place == "store" else str(folder), session=session)
+    finally:
+        del vars(builtins)["KERNELHUB_TEST_RAN"]
+    assert ran == []
+    assert kernel_modules() == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("directory", "cannot be read"),
+        ("FIFO", "cannot be read"),
+        ("symlink", "cannot be read"),
+        ("0 bytes", r"empty \(0 bytes\)"),
+        ("unreadable", "cannot be read"),
+    ],
+)
+def test_metadata_of_another_kind_is_refused_without_waiting(
+    kind: str, problem: str, tmp_path: Path, hubless: Session
+) -> None:
+    folder = write_build(tmp_path, "acme/relu", "v1", "torch-cpu", {"__init__.py": "raise SystemExit\n"})
+    path = folder / "metadata.json"
+    path.rename(tmp_path / "moved")
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "symlink":
+        path.symlink_to(tmp_path / "moved")
+    elif kind == "0 bytes":
+        path.touch()
+    else:
+        path.touch(0o000)
+        if os.access(path, os.R_OK):
+            pytest.skip("this user may read everything")
+    with pytest.raises(InvalidMetadata, match=problem):
+        load_kernel(str(folder), session=hubless)

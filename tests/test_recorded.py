@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,7 @@ from kernelhub import load_kernel
 from kernelhub.errors import HubUnavailable, NotCached, UntrustedPublisher
 from kernelhub.hub import HubIndex
 from kernelhub.recorded import RecordedIndex, RememberingIndex, fresh_seconds
+from kernelhub.request import KernelRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,3 +179,59 @@ def test_how_long_an_answer_is_fresh_can_be_set(monkeypatch: pytest.MonkeyPatch)
     assert fresh_seconds() == 3600
     monkeypatch.setenv("KERNELHUB_FRESH_SECONDS", "60")
     assert fresh_seconds() == 60
+
+
+# Several processes that ask at once
+
+
+def test_of_many_who_need_an_answer_one_asks(
+    remembering: Callable[..., RememberingIndex], asked: Callable[[], list[str]]
+) -> None:
+    """Threads with an index each, as processes have."""
+
+    def work(_: int) -> tuple[object, ...]:
+        index = remembering()
+        commit = index.refs(REPO).branches["v1"]
+        [files] = index.builds(REPO, commit).values()
+        assert files is not None
+        listed = next(file for file in files if file.path == "metadata.json")
+        with index.stream(REPO, commit, "build/torch-cpu/metadata.json", expected=listed) as chunks:
+            return index.trusts("acme"), commit, b"".join(chunks)
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = set(pool.map(work, range(8)))
+    assert len(answers) == 1
+    requests = asked()
+    assert len(requests) == len(set(requests)) == 4
+
+
+def test_refreshing_takes_an_answer_that_was_given_while_it_waited(
+    remembering: Callable[..., RememberingIndex], asked: Callable[[], list[str]], session: Session
+) -> None:
+    remembering().refs(REPO)
+    asked()
+    with ThreadPoolExecutor(4) as pool:
+        with session.store.asking(f"repositories--{REPO}"):
+            waiting = [pool.submit(lambda: remembering().refs(REPO, refresh=True)) for _ in range(4)]
+            time.sleep(0.3)
+        for future in waiting:
+            future.result()
+    assert len(asked()) == 1
+
+
+def test_a_lock_that_somebody_keeps_does_not_keep_an_answer_away(
+    remembering: Callable[..., RememberingIndex], session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernelhub.store._ASK_SECONDS", 0.1)
+    with session.store.asking("publishers--acme"):
+        assert remembering().trusts("acme")
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"base64": "####"}', '{"base64": 1}', '{"base64": "e30="}'])
+def test_damaged_metadata_answers_are_asked_for_again(damage: str, root: Path, session: Session) -> None:
+    resolution = session.resolve(KernelRequest.parse(REPO))
+    [path] = session.store.root.glob("hubs/*/records/metadata/*.json")
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | json.loads(damage)) if damage.endswith("}") else damage)
+    assert dataclasses.replace(session).resolve(KernelRequest.parse(REPO)) == resolution
+    assert json.loads(path.read_text())["base64"] == record["base64"]

@@ -1,4 +1,4 @@
-"""The store: complete builds only, whatever happened to its files before."""
+"""The store: complete builds only, whatever happened to its files before, and whoever else is on the machine."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kernelhub.errors import CacheError, CacheFullError, LockTimeout
+from kernelhub import lease
+from kernelhub.errors import CacheError, CacheFullError, InvalidConfig, LockTimeout
 from kernelhub.store import FILES, MANIFEST, FileStat, Manifest, Store, StoredBuild, StoredFile, open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 COMMIT = "c" * 40
 KEY = ("acme/relu", COMMIT, "torch-cpu")
@@ -164,11 +166,11 @@ def test_a_path_that_cannot_be_a_folder_is_named(tmp_path: Path, kind: str) -> N
 
 def test_a_newer_layout_is_read_and_not_written(store: Store) -> None:
     put(store)
-    (store.root / "store.json").write_text(json.dumps({"schema": 2}))
+    (store.root / "store.json").write_text(json.dumps({"schema": 2, "written_by": "kernelhub 9.0"}))
     assert store.find(*KEY) is not None
     before = sorted(store.root.rglob("*"))
     store.record("publishers", "acme", {"trusted": True})
-    with pytest.raises(CacheError, match=r"another layout \(schema 2\)"):
+    with pytest.raises(CacheError, match=r"another layout \(schema 2, by kernelhub 9\.0\)"):
         put(store)
     with pytest.raises(CacheError, match="another layout"), store.lock(*KEY):
         pass
@@ -251,3 +253,251 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     for name in ("link", "fifo", ".", "gone"):
         with pytest.raises(OSError, match=r"regular|symbolic|No such"):
             open_regular(tmp_path / name)
+
+
+# Who else may write (S-18), and who may read
+
+
+@pytest.mark.parametrize("place", ["", "hubs", "hubs/{hub}/builds/acme--relu", "hubs/{hub}/builds/acme--relu/{commit}"])
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_s_18_a_folder_that_others_can_write_is_refused_with_the_command_that_mends_it(
+    store: Store, place: str, mode: int
+) -> None:
+    build = put(store)
+    hub = next((store.root / "hubs").iterdir()).name
+    folder = store.root / place.format(hub=hub, commit=COMMIT)
+    folder.chmod(mode)
+    again = Store(store.root, store.endpoint)
+    with pytest.raises(CacheError, match=rf"writable for others\. Run `chmod -R go-w '{folder}'`.*SHARED_CACHE=1"):
+        again.lease(again.find(*KEY) or build)
+    subprocess.run(f"chmod -R go-w '{folder}'", shell=True, check=True)
+    assert again.lease(build)
+    lease.drop_all()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give folders away")
+def test_s_18_a_store_of_somebody_else_is_refused_with_the_command_that_mends_it(store: Store) -> None:
+    put(store)
+    store.record("publishers", "acme", {"trusted": True})
+    os.chown(store.root, 1234, 1234)
+    other = Store(store.root, store.endpoint)
+    for use in (lambda: other.find(*KEY), lambda: other.recorded("publishers", "acme"), lambda: list(other.builds())):
+        with pytest.raises(CacheError, match=rf"belongs to user 1234\. Run `chown -R 0 '{store.root}'`, or set"):
+            use()
+    assert Store(store.root, store.endpoint, shared=True).find(*KEY) is not None
+
+
+def test_a_shared_store_is_writable_as_the_umask_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """REF huggingface/huggingface_hub#2580, #3714: lock files and folders of the first user shut the others out."""
+    monkeypatch.setenv("KERNELHUB_SHARED_CACHE", "1")
+    shared = Store(tmp_path / "shared", "https://hub.example")
+    before = os.umask(0o002)
+    try:
+        put(shared)
+        shared.record("publishers", "acme", {"trusted": True})
+        with shared.lock(*KEY):
+            pass
+    finally:
+        os.umask(before)
+    paths = [shared.root, *shared.root.rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in paths if path.is_dir()} == {0o775}
+    files = [path for path in paths if path.is_file() and FILES not in path.parts]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o664}
+
+
+def as_user(user: int, group: int, work: Callable[[], object]) -> int:
+    """The exit status of ``work`` in a fork of this process that has become somebody else."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        os.umask(0o002)
+        os.setgroups([group])
+        os.setgid(group)
+        os.setuid(user)
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+@pytest.fixture
+def reachable(tmp_path: Path) -> Iterator[Path]:
+    """A folder that other users can get to."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    before = {folder: folder.stat().st_mode for folder in (tmp_path, *tmp_path.parents[:2])}
+    for folder in before:
+        folder.chmod(0o755)
+    yield tmp_path
+    for folder, mode in before.items():
+        folder.chmod(mode)
+
+
+def test_two_users_fill_and_prune_a_shared_store(reachable: Path) -> None:
+    root = reachable / "shared"
+    root.mkdir()
+    os.chown(root, -1, 5000)
+    root.chmod(0o2775)
+
+    def replace() -> None:
+        store = Store(root, "https://hub.example", shared=True)
+        store.record("publishers", "acme", {"trusted": True})
+        with store.lock(*KEY):
+            build = store.find(*KEY)
+            assert build is None or store.remove(build)
+            assert store.find(*KEY) is None
+            put(store)
+
+    for user in (1001, 1002, 1001):
+        assert as_user(user, 5000, replace) == 0
+    assert list((root / "tmp").iterdir()) == []
+
+
+def test_somebody_else_reads_a_shared_store_without_writing(reachable: Path) -> None:
+    store = Store(reachable / "store", "https://hub.example", shared=True)
+    put(store)
+    before = sorted((path, path.stat().st_mtime_ns) for path in store.root.rglob("*"))
+
+    def use() -> None:
+        other = Store(store.root, store.endpoint, shared=True)
+        build = other.find(*KEY)
+        assert build is not None
+        assert build.always_hash
+        assert other.lease(build)
+        with pytest.raises(CacheError, match="Permission denied"), other.lock(*KEY):
+            pass
+
+    assert as_user(1001, 1001, use) == 0
+    assert sorted((path, path.stat().st_mtime_ns) for path in store.root.rglob("*")) == before
+
+
+def test_a_store_of_roots_is_used_by_everybody_who_can_read_it(reachable: Path, store: Store) -> None:
+    """An image is filled by root and run by somebody else; whoever is root can do anything anyway."""
+    put(store)
+    for path in [store.root, *store.root.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    assert as_user(1001, 1001, lambda: _assert_leased(store)) == 0
+
+
+def _assert_leased(store: Store) -> None:
+    build = Store(store.root, store.endpoint).find(*KEY)
+    assert build is not None
+    assert store.lease(build)
+
+
+def test_umask_does_not_open_a_private_store(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = Store(tmp_path / "store", "https://hub.example")
+        put(store)
+        store.record("publishers", "acme", {"trusted": True})
+        with store.lock(*KEY):
+            pass
+    finally:
+        os.umask(before)
+    outside = [path for path in (store.root, *store.root.rglob("*")) if FILES not in path.relative_to(store.root).parts]
+    assert {path.stat().st_mode & 0o077 for path in outside} == {0}
+
+
+# Leases and removal
+
+
+def test_a_leased_build_is_not_removed_and_a_free_one_is(store: Store) -> None:
+    build = put(store)
+    assert store.lease(build)
+    assert store.is_leased(build)
+    assert not store.remove(build)
+    assert store.find(*KEY) is not None
+    lease.drop_all()
+    assert not store.is_leased(build)
+    assert store.remove(build)
+    assert store.find(*KEY) is None
+    assert not store.lease(build)
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_the_last_use_is_noted_once_a_day(store: Store) -> None:
+    build = put(store)
+    manifest = build.folder / MANIFEST
+    for age, noted in ((0, False), (23 * 3600, False), (25 * 3600, True), (-25 * 3600, True)):
+        then = time.time() - age
+        os.utime(manifest, (then, then))
+        assert store.lease(build)
+        assert (abs(manifest.stat().st_mtime - then) > 1) is noted
+    lease.drop_all()
+
+
+def test_a_replaced_build_is_not_discarded_for_the_faults_of_the_old_one(store: Store) -> None:
+    """Two processes find the same damage; the slower one must not remove what the faster one has repaired."""
+    old = put(store, "old")
+    store.discard(old)
+    put(store, "new")
+    store.discard(old)
+    assert store.find(*KEY) is not None
+
+
+# Places
+
+
+def test_names_longer_than_a_file_name_are_kept_apart(store: Store) -> None:
+    for number in range(2):
+        store.record("revisions", f"acme/relu@{'x' * 300}{number}", {"commit": str(number)})
+    assert (store.recorded("revisions", f"acme/relu@{'x' * 300}1") or {})["commit"] == "1"
+    with store.lock("a" * 96 + "/" + "b" * 96, COMMIT, "torch-" + "c" * 100):
+        pass
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9", b"two words", b'it\'s "quoted"', b"line\nbreak", "Ünïcode".encode()])
+def test_r_49_odd_folder_names_work(tmp_path: Path, name: bytes) -> None:
+    store = Store(tmp_path / os.fsdecode(name), "https://hub.example")
+    put(store)
+    with store.lock(*KEY):
+        assert store.find(*KEY) is not None
+    str(store.unwritable(OSError(28, "x"))).encode("utf-8", "backslashreplace")
+
+
+def test_r_49_a_deleted_current_folder_is_told_only_where_it_matters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    put(Store(tmp_path / "store", "https://hub.example"))
+    with pytest.raises(InvalidConfig, match="the current folder was deleted; expected an absolute path"):
+        Store(Path("store"), "https://hub.example")
+    monkeypatch.setenv("KERNELHUB_CACHE", "store")
+    with pytest.raises(InvalidConfig, match="variable KERNELHUB_CACHE"):
+        Store()
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a/" * 2100])
+def test_r_49_a_path_that_is_too_long_is_a_typed_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CacheError, match="name too long"):
+        Store(tmp_path / name, "https://hub.example").check_space(0)
+
+
+def test_a_home_that_nobody_knows_names_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """REF kserve/kserve#3576, OHF-Voice/wyoming-faster-whisper#27: a random user id without a home."""
+    for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(InvalidConfig, match=r"KERNELHUB_CACHE, HF_HOME, HOME\): no home folder is known"):
+        Store()
+
+
+@pytest.mark.parametrize("limit", [32, 64])
+def test_r_50_few_open_files_are_enough(store: Store, limit: int) -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + limit, before[1]))
+    try:
+        for _ in range(2 * limit):
+            with store.lock(*KEY):
+                store.lease(store.find(*KEY) or put(store))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        lease.drop_all()

@@ -15,7 +15,8 @@ from kernel_repository import trust, write_build
 
 from kernelhub.errors import DigestMismatch, InvalidMetadata
 from kernelhub.request import KernelRequest
-from kernelhub.verify import VerificationState, VerifiedBuild, hash_file, verify_stored
+from kernelhub.store import FileStat
+from kernelhub.verify import VerificationState, VerifiedBuild, hash_file, rehash, verify_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,6 +129,60 @@ def test_s_40_a_write_through_a_hard_link_is_found(stored: StoredBuild, resoluti
     (tmp_path / "twin").write_text("ONE = 0\n")
     with pytest.raises(DigestMismatch, match="has changed"):
         verify_stored(stored, resolution)
+
+
+def hashes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of files that are hashed from now on."""
+    hashed: list[str] = []
+    monkeypatch.setattr("kernelhub.verify.hash_file", lambda path, *_: hashed.append(path.name) or hash_file(path))
+    return hashed
+
+
+def test_s_40_a_file_with_a_second_name_is_hashed_at_each_load(
+    stored: StoredBuild, resolution: Resolution, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "twin").hardlink_to(stored.files_folder / "__init__.py")
+    verify_stored(stored, resolution)
+    hashed = hashes(monkeypatch)
+    verify_stored(stored, resolution)
+    assert hashed == ["__init__.py"]
+    (tmp_path / "twin").unlink()
+    for _ in range(2):
+        verify_stored(stored, resolution)
+    assert hashed == ["__init__.py"] * 2
+
+
+def test_s_18_in_a_shared_store_each_load_hashes_every_file_and_writes_nothing(
+    stored: StoredBuild, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNELHUB_SHARED_CACHE", "1")
+    shared = dataclasses.replace(session)
+    before = sorted((path, path.stat().st_mtime_ns) for path in session.store.root.rglob("*"))
+    resolution = shared.resolve(KernelRequest.parse(REPO))
+    hashed = hashes(monkeypatch)
+    for _ in range(2):
+        assert shared.obtain(resolution).digest == stored.manifest.digest
+    assert sorted(hashed) == sorted(2 * ["__init__.py", "metadata.json", "table.py"])
+    assert sorted((path, path.stat().st_mtime_ns) for path in session.store.root.rglob("*")) == before
+
+
+def test_s_18_damage_that_no_stat_shows_is_found_in_a_shared_store(stored: StoredBuild, resolution: Resolution) -> None:
+    path = stored.files_folder / "parts/table.py"
+    path.chmod(0o644)
+    path.write_text("TWO = 4\n")
+    stored.write_receipt(
+        {file.path: FileStat.of((stored.files_folder / file.path).stat()) for file in stored.manifest.files}
+    )
+    verify_stored(stored, resolution)  # a private store believes its receipt
+    with pytest.raises(DigestMismatch, match="'parts/table.py' has changed"):
+        verify_stored(dataclasses.replace(stored, always_hash=True), resolution)
+    with pytest.raises(DigestMismatch, match="'parts/table.py' has changed"):
+        rehash(stored)
+
+
+def test_r_54_stored_files_cannot_be_written_by_accident(stored: StoredBuild) -> None:
+    for file in stored.manifest.files:
+        assert (stored.files_folder / file.path).stat().st_mode & 0o222 == 0
 
 
 @pytest.mark.parametrize("planted", ["__pycache__/__init__.cpython-311.pyc", "planted.pyc", "parts/x.pyo", "x.pth"])

@@ -10,27 +10,64 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_origin
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 _FLAGS = ("can_torch_compile", "has_backward")
 _LOOKING = ("hasattr", "getattr")
+_NOTHING = object()
+_USED: WeakKeyDictionary[type[nn.Module], dict[str, bool]] = WeakKeyDictionary()
 
 
-def missing_attribute(kernel: type[nn.Module], module: nn.Module) -> str | None:
-    """Why the module lacks something that the kernel layer uses, or None."""
-    annotated = annotations_of(kernel)
-    for name in dict.fromkeys([*annotated, *read_attributes(kernel.forward)]):
-        if not hasattr(module, name):
-            return f"it uses self.{name}, which {type(module).__name__} does not have"
-        if name in annotated and _is_tensor(annotated[name]) and not isinstance(getattr(module, name), torch.Tensor):
-            return f"it uses self.{name} as a tensor, but there it is {type(getattr(module, name)).__name__}"
-    return None
+def missing_attribute(
+    kernel: type[nn.Module], module: nn.Module, spelled: Mapping[str, str] = MappingProxyType({})
+) -> str | None:
+    """Why the module lacks something that the kernel layer uses, or None.
+
+    ``spelled`` gives the module's own name of an attribute that the kernel calls otherwise.
+    """
+    return lacking(kernel, spelled)(module)
+
+
+def lacking(
+    kernel: type[nn.Module], spelled: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[nn.Module], str | None]:
+    """``missing_attribute`` for many modules: the kernel is read once."""
+    used = [(name, spelled.get(name, name), is_tensor) for name, is_tensor in _used(kernel).items()]
+
+    def check(module: nn.Module) -> str | None:
+        for name, own, is_tensor in used:
+            if module._parameters.get(own) is not None:
+                continue
+            value = getattr(module, own, _NOTHING)
+            if value is _NOTHING:
+                return f"it uses self.{name}, which {type(module).__name__} does not have{_as_spelled(name, own)}"
+            if is_tensor and not isinstance(value, torch.Tensor):
+                kind = type(value).__name__
+                return f"it uses self.{name} as a tensor, but there it is {kind}{_as_spelled(name, own)}"
+        return None
+
+    return check
+
+
+def _as_spelled(name: str, own: str) -> str:
+    return "" if name == own else f" (as {own!r})"
+
+
+def _used(kernel: type[nn.Module]) -> Mapping[str, bool]:
+    """The names a kernel layer uses, and whether it declares them as tensors; read once per class."""
+    if kernel not in _USED:
+        annotated = annotations_of(kernel)
+        names = [*annotated, *read_attributes(kernel.forward)]
+        _USED[kernel] = {name: name in annotated and _is_tensor(annotated[name]) for name in names}
+    return _USED[kernel]
 
 
 def annotations_of(kernel: type[nn.Module]) -> dict[str, Any]:
@@ -57,6 +94,22 @@ def read_attributes(forward: Callable[..., Any]) -> tuple[str, ...]:
     optional = {_name_asked(node) for node in ast.walk(function) if _asks(node, me)}
     reads = (name for statement in function.body for name in _reads(statement, me))
     return tuple(dict.fromkeys(name for name in reads if name not in optional))
+
+
+def unrenamable(forward: Callable[..., Any], name: str) -> str | None:
+    """Why ``self.<name>`` cannot be given another name inside a forward, or None.
+
+    The name has to stand for the attribute of ``self`` wherever it occurs.
+    """
+    function = _parse(forward)
+    if function is None or not function.args.args:
+        return f"the source of the kernel, which uses {name!r}, cannot be read"
+    me = function.args.args[0].arg
+    uses = [node for node in ast.walk(function) if isinstance(node, ast.Attribute) and node.attr == name]
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name]
+    if names or any(not (isinstance(node.value, ast.Name) and node.value.id == me) for node in uses):
+        return f"the kernel uses the name {name!r} for something else too"
+    return None if uses else f"the kernel's forward does not use self.{name}"
 
 
 def _parse(forward: Callable[..., Any]) -> ast.FunctionDef | None:

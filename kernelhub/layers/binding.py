@@ -6,17 +6,20 @@ Parameters, hooks, buffers and the class stay as they are, and ``nn.Module.__cal
 - ``copy.deepcopy`` copies the record, so the copy can be unbound on its own.
 - Pickle writes the record as a plain string (no import of kernelhub when loading) and a bound method as "the forward
   of that module": an unpickled module runs the forward of its class, and ``unbind`` removes the leftovers.
+- A loss function of transformers goes where its models keep one that their user sets (``_loss_function``).
 - ``accelerate`` keeps the forward that its hook wraps in ``_old_forward``: there the kernel goes below the hook.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
+import inspect
 import logging
 from dataclasses import dataclass, replace
-from types import CellType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, cast
+
+from torch.compiler import is_compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,13 +30,14 @@ if TYPE_CHECKING:
 
 RECORD = "_kernelhub"
 FORWARD = "forward"
+LOSS = "_loss_function"
 _HOOKED_FORWARD = "_old_forward"
 _HOOK = "_hf_hook"
 
 _logger = logging.getLogger("kernelhub")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # not frozen: there may be thousands, and freezing triples what one costs
 class BoundLayer:
     """What kernelhub left in one module.
 
@@ -42,7 +46,7 @@ class BoundLayer:
     """
 
     slot: str = ""
-    forward: FunctionType | None = None
+    forward: FunctionType | BoundLoss | None = None
     before: Any = None
     rows: tuple[Row, ...] = ()
     report: Report | None = None
@@ -66,13 +70,17 @@ def is_bound(module: nn.Module) -> bool:
     record = record_of(module)
     if record is None or record.forward is None:
         return False
-    return any(_leads_to(vars(module).get(slot), record.forward) for slot in (FORWARD, _HOOKED_FORWARD))
+    slots = (LOSS,) if record.slot == LOSS else (FORWARD, _HOOKED_FORWARD)
+    return any(_leads_to(vars(module).get(slot), record.forward) for slot in slots)
 
 
 def occupied(module: nn.Module) -> str | None:
     """Why a module cannot be bound although a kernel may fit, or None: something else replaced its forward."""
+    state = module.__dict__
+    if FORWARD not in state and _HOOK not in state:
+        return None
     record = record_of(module)
-    forward = vars(module).get(_slot(module))
+    forward = state.get(_slot(module))
     ours = record is not None and _slot_in_use(module, record) is not None
     if forward is None or ours or getattr(forward, "__func__", None) is type(module).forward:
         return None
@@ -82,11 +90,39 @@ def occupied(module: nn.Module) -> str | None:
 
 def bind(module: nn.Module, forward: FunctionType, rows: tuple[Row, ...] = ()) -> None:
     """Let ``module`` run ``forward(module, ...)`` until ``unbind``. The module must not be bound yet."""
-    slot = _slot(module)
-    state = vars(module)
+    state = module.__dict__
+    slot = _slot(module) if _HOOK in state else FORWARD
     record = BoundLayer(slot, forward, state.get(slot), rows)
     state[slot] = MethodType(forward, module)
     state[RECORD] = record
+
+
+def bind_loss(model: nn.Module, loss: BoundLoss, rows: tuple[Row, ...] = ()) -> None:
+    """Let a transformers model compute its loss by ``loss`` until ``unbind``. The model must not be bound yet."""
+    state = vars(model)
+    state[RECORD] = BoundLayer(LOSS, loss, state.get(LOSS), rows)
+    state[LOSS] = loss
+
+
+class BoundLoss:
+    """A kernel as the loss function of a model; pickled as the function that it stands for."""
+
+    def __init__(self, kernel: Callable[..., Any], original: Callable[..., Any], *, compiles: bool) -> None:
+        self._kernel = kernel
+        self._original = original
+        self._compiles = compiles
+        self.__name__ = original.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() and not self._compiles:
+            return self._original(*args, **kwargs)
+        return self._kernel(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BoundLoss:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return copy.copy, (self._original,)  # copying a function gives the function
 
 
 def keep_report(model: nn.Module, report: Report) -> None:
@@ -117,7 +153,7 @@ def unbind(module: nn.Module) -> None:
 def suspend(module: nn.Module) -> dict[str, Any]:
     """Unbind, and return what ``vars(module).update`` needs to bind again exactly as it was."""
     state = vars(module)
-    kept = {key: state[key] for key in (FORWARD, _HOOKED_FORWARD, RECORD) if key in state}
+    kept = {key: state[key] for key in (FORWARD, _HOOKED_FORWARD, LOSS, RECORD) if key in state}
     unbind(module)
     return kept
 
@@ -130,7 +166,7 @@ def _restore(module: nn.Module, record: BoundLayer) -> bool:
         return False
     if record.before is not None:
         state[slot] = record.before
-    elif slot == FORWARD:
+    elif slot in (FORWARD, LOSS):
         del state[slot]
     else:
         # A hook was added while the kernel was bound, and holds it as the forward to call.
@@ -145,7 +181,11 @@ def _slot(module: nn.Module) -> str:
 
 def _slot_in_use(module: nn.Module, record: BoundLayer) -> str | None:
     state = vars(module)
-    slots = (record.slot, FORWARD, _HOOKED_FORWARD) if record.forward is not None else ()
+    if record.forward is None:
+        return None
+    if record.slot == LOSS:
+        return LOSS if state.get(LOSS) is record.forward else None
+    slots = (record.slot, FORWARD, _HOOKED_FORWARD)
     return next((slot for slot in slots if getattr(state.get(slot), "__func__", None) is record.forward), None)
 
 
@@ -179,21 +219,34 @@ def forward_from(function: Callable[..., Any]) -> FunctionType:
     return cast("FunctionType", forward)
 
 
-def without_training(function: FunctionType) -> FunctionType:
-    """A forward for kernels without backward: in training mode the module runs the forward of its class."""
-
-    @functools.wraps(function)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self.training:
-            return type(self).forward(self, *args, **kwargs)
-        return function(self, *args, **kwargs)
-
-    return cast("FunctionType", forward)
-
-
 def named_forward(function: FunctionType) -> FunctionType:
     """The function, named ``forward``: pickle writes a bound method by the name of its function."""
     return function if function.__name__ == FORWARD else _twin(function, function.__globals__)
+
+
+def spelling(function: FunctionType, names: Mapping[str, str]) -> FunctionType:
+    """A copy of a forward that reads attributes under other names (``contract`` has checked that it can be made).
+
+    The names are changed in the code itself: nothing is added to the module, and a call costs what it did.
+    """
+    twin = _twin(function, function.__globals__)
+    twin.__code__ = _respelled(function.__code__, names)
+    return twin
+
+
+def _respelled(code: CodeType, names: Mapping[str, str]) -> CodeType:
+    constants = tuple(_respelled(each, names) if isinstance(each, CodeType) else each for each in code.co_consts)
+    return code.replace(co_names=tuple(names.get(name, name) for name in code.co_names), co_consts=constants)
+
+
+def answering_as(function: FunctionType, original: Callable[..., Any]) -> FunctionType:
+    """The function, showing the signature of ``original`` if its own is ``*args``: callers look for names there."""
+    parameters = inspect.signature(function).parameters.values()
+    if all(each.kind is not inspect.Parameter.VAR_POSITIONAL for each in parameters):
+        return function
+    twin = _twin(function, function.__globals__)
+    twin.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # read by inspect.signature
+    return twin
 
 
 def _twin(

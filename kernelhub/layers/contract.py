@@ -7,31 +7,82 @@ instance of its own: only its ``forward`` runs, with the bound module as ``self`
 from __future__ import annotations
 
 import inspect
-from types import FunctionType
+from functools import partial
+from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from kernelhub.layers.attribute import missing_attribute
+from kernelhub.layers.attribute import lacking, unrenamable
 from kernelhub.layers.report import one_line
 from kernelhub.layers.signature import difference, function_signature, method_signature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from kernelhub.mode import Mode
 
+STANDARD_LOSS = "ForCausalLMLoss"
 _MEMBERS = ("forward", "can_torch_compile", "has_backward", "kernel_condition", "extra_repr")
 _WRITTEN_BY_PYTHON = ("__annotate__", "__annotate_func__")  # callable, but not written by the kernel's author
 
 
-def mismatch(kernel: Any, module: nn.Module) -> str | None:
+def mismatch(kernel: Any, module: nn.Module, spelled: Mapping[str, str] = MappingProxyType({})) -> str | None:
     """Why ``kernel`` cannot replace the forward of ``module``, or None if it fits.
 
     ``kernel`` is a layer class, or a function for a module without parameters (an activation, a wrapped function).
+    ``spelled`` gives the module's own names of attributes that the kernel calls otherwise.
     """
+    return class_mismatch(kernel, module, spelled) or instance_mismatch(kernel, module, spelled)
+
+
+def class_mismatch(kernel: Any, module: nn.Module, spelled: Mapping[str, str] = MappingProxyType({})) -> str | None:
+    """The part of ``mismatch`` that has the same answer for all modules of a class."""
     checks = _LAYER_CHECKS if isinstance(kernel, type) else _FUNCTION_CHECKS
-    return next((reason for check in checks if (reason := check(kernel, module))), None)
+    reason = next((reason for check in checks if (reason := check(kernel, module))), None)
+    return reason or _unspellable(kernel, spelled)
+
+
+def instance_mismatch(kernel: Any, module: nn.Module, spelled: Mapping[str, str] = MappingProxyType({})) -> str | None:
+    """The part of ``mismatch`` that depends on the module itself."""
+    checks = instance_checks(kernel, type(module), spelled)
+    return next((reason for check in checks if (reason := check(module))), None)
+
+
+def instance_checks(
+    kernel: Any, cls: type[nn.Module], spelled: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Callable[[nn.Module], str | None], ...]:
+    """What there is to ask each module of a class."""
+    has_state = lacking(kernel, spelled) if isinstance(kernel, type) else partial(_needs_no_state, kernel)
+    checks: list[Callable[[nn.Module], str | None]] = [has_state]
+    if getattr(cls, "kernel_condition", None) is not None:
+        checks.append(partial(_module_condition, kernel))
+    if getattr(kernel, "kernel_condition", None) is not None:
+        checks.append(partial(_kernel_condition, kernel))
+    return tuple(checks)
+
+
+def loss_mismatch(kernel: Any, model: nn.Module) -> str | None:
+    """Why ``kernel``, a function or a stateless layer, cannot be the loss function of a causal language model."""
+    original: Any = model.loss_function
+    name = getattr(original, "__name__", type(original).__name__)
+    if name != STANDARD_LOSS:
+        return f"its loss is {name}, not the standard {STANDARD_LOSS}"
+    return _is_function(kernel, model) or _compared(_signature(kernel), function_signature(original))
+
+
+def is_loss(kernel: Any) -> bool:
+    """Does a kernel take logits, as a loss function does, and not what a whole model takes?"""
+    signature = _signature(kernel)
+    return signature is not None and next(iter(signature.parameters), "") == "logits"
+
+
+def _signature(kernel: Any) -> inspect.Signature | None:
+    return method_signature(kernel.forward) if _is_layer_class(kernel) else function_signature(kernel)
+
+
+def _is_layer_class(kernel: Any) -> bool:
+    return isinstance(kernel, type) and issubclass(kernel, nn.Module)
 
 
 def function_mismatch(kernel: Any, original: Callable[..., Any]) -> str | None:
@@ -45,10 +96,16 @@ def function_mismatch(kernel: Any, original: Callable[..., Any]) -> str | None:
 def mode_mismatch(kernel: Any, mode: Mode) -> str | None:
     """Why ``kernel`` is not used in ``mode``, or None (``has_backward`` is True unless told, compiling False)."""
     if mode.training and not getattr(kernel, "has_backward", True):
-        return f"{_name(kernel)} has no backward (has_backward is False) and the mode is {mode.value}"
+        return f"{_name(kernel)} has no backward (has_backward is False)"
     if mode.compile and not getattr(kernel, "can_torch_compile", False):
         return f"{_name(kernel)} does not support torch.compile (can_torch_compile is not True)"
     return None
+
+
+def _unspellable(kernel: Any, spelled: Mapping[str, str]) -> str | None:
+    if spelled and not isinstance(kernel, type):
+        return f"{_name(kernel)} is a function, which has no attributes to spell otherwise"
+    return next((reason for name in spelled if (reason := unrenamable(kernel.forward, name))), None)
 
 
 def _is_layer(kernel: Any, module: nn.Module) -> str | None:
@@ -141,14 +198,8 @@ _LAYER_CHECKS: tuple[Callable[[Any, nn.Module], str | None], ...] = (
     _is_python,
     _is_stateless,
     _same_calls,
-    missing_attribute,
-    _module_condition,
-    _kernel_condition,
 )
 _FUNCTION_CHECKS: tuple[Callable[[Any, nn.Module], str | None], ...] = (
     _is_function,
-    _needs_no_state,
     _function_calls,
-    _module_condition,
-    _kernel_condition,
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
-from kernelhub.layers.marker import mark_of
+from kernelhub.layers.marker import MARK, mark_of
 from kernelhub.layers.names import matches_path, names_class, short_names
 from kernelhub.layers.structure import FUNCTIONS, STRUCTURES, calls_function, global_name
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ROOT = "(model)"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # not frozen: there may be thousands, and freezing triples what one costs
 class Target:
     """One module that an entry means.
 
@@ -55,10 +55,15 @@ class Target:
 
 
 class Discovery(NamedTuple):
-    """The targets of each entry, by its key, and all layer names that the model answers to."""
+    """The targets of each entry, by its key, and the model that they are in."""
 
     targets: Mapping[str, Sequence[Target]]
-    names: Sequence[str]
+    model: nn.Module
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All layer names that the model answers to; found only when asked for."""
+        return layer_names(self.model)
 
 
 class _Place(NamedTuple):
@@ -72,8 +77,10 @@ def discover(model: nn.Module, entries: Iterable[LayerEntry]) -> Discovery:
     places = _places(model)
     entries = tuple(entries)
     found = {entry.layer: tuple(_targets(entry, places)) for entry in entries}
+    if len(entries) == 1:
+        return Discovery(found, model)  # nothing to share out
     ranks = {entry.layer: _rank(entry, found[entry.layer]) for entry in entries}
-    return Discovery(_owned(found, ranks), layer_names(model))
+    return Discovery(_owned(found, ranks), model)
 
 
 def layer_names(model: nn.Module) -> tuple[str, ...]:
@@ -93,10 +100,21 @@ def function_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from ((key, value) for key, value in attached.items() if isinstance(value, nn.Module))
 
 
+def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """``model.named_modules(remove_duplicate=False)``, in its order, without a generator for each module."""
+    stack = [("", model)]
+    while stack:
+        path, module = stack.pop()
+        yield path, module
+        if module._modules:
+            start = f"{path}." if path else ""
+            stack += [(start + name, child) for name, child in reversed(module._modules.items()) if child is not None]
+
+
 def _places(model: nn.Module) -> list[_Place]:
     seen: set[int] = set()
     places = []
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in walk(model):
         places.append(_Place(path, module, id(module) in seen))
         seen.add(id(module))
     return places
@@ -105,9 +123,13 @@ def _places(model: nn.Module) -> list[_Place]:
 def _targets(entry: LayerEntry, places: Sequence[_Place]) -> Iterable[Target]:
     if entry.is_path:
         return _by_path(entry.layer, places)
-    found = [tuple(rule(entry.layer, places)) for rule in (_by_mark, _by_structure, _by_class_name, _by_path)]
-    fitting = (targets for targets in found if any(not target.misfit for target in targets))
-    return next(fitting, ()) or next(filter(None, found), ())
+    found = []
+    for rule in (_by_mark, _by_structure, _by_class_name, _by_path):
+        targets = tuple(rule(entry.layer, places))
+        if not all(target.misfit for target in targets):
+            return targets
+        found.append(targets)
+    return next(filter(None, found), ())
 
 
 def _by_path(key: str, places: Sequence[_Place]) -> Iterator[Target]:
@@ -119,14 +141,19 @@ def _by_path(key: str, places: Sequence[_Place]) -> Iterator[Target]:
 
 
 def _by_mark(key: str, places: Sequence[_Place]) -> Iterator[Target]:
+    marked: dict[type, bool] = {}
     for place in places:
         if place.again:
             continue
-        if mark_of(place.module) == key:
+        kind, state = type(place.module), place.module.__dict__
+        if kind not in marked or MARK in state:
+            marked[kind] = mark_of(place.module) == key
+        if marked[kind]:
             yield Target(place.path, place.module, key)
-        for name, function in function_modules(place.module):
-            if key in (name, mark_of(function)):
-                yield _function_target(place, key, function)
+        if "_kernel_funcs" in state:
+            for name, function in function_modules(place.module):
+                if key in (name, mark_of(function)):
+                    yield _function_target(place, key, function)
 
 
 def _function_target(place: _Place, key: str, function: nn.Module) -> Target:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from torch import nn
 
 from kernelhub.errors import UnknownLayer, VerificationError, did_you_mean
-from kernelhub.layers import binding
-from kernelhub.layers.decision import LEFT_ALONE, Decider, Decision, settle
-from kernelhub.layers.discovery import ROOT, discover, function_modules
+from kernelhub.layers import binding, choosing
+from kernelhub.layers.decision import LEFT_ALONE, NO_ERRORS, Decider, Decision, Kernel, settle
+from kernelhub.layers.discovery import ROOT, discover, function_modules, walk
 from kernelhub.layers.report import Report, Row
-from kernelhub.mode import Mode
+from kernelhub.mode import SERVED, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +48,8 @@ def kernelize(
     Everything is decided first and bound last: an error leaves the model as it was, with its earlier kernels.
 
     Args:
-        mode: what the kernels are for; taken from the model's ``training`` flags when None.
+        mode: pins the kernels of one mode; when None every call of a layer takes those for the ``training`` flag that
+            the layer has then, and for torch.compile where that traces it.
         load: brings the symbol for a choice and a backend name; called once for each pair.
         backend_of: names the backend of a device (``cuda`` may mean ROCm).
         strict: raise when an entry means no layer, or fits none of those that it means; else skip with the reason.
@@ -59,21 +60,38 @@ def kernelize(
         VerificationError: a kernel is not what it should be; also when not strict.
         KernelHubError: (strict) the error of ``load`` for an entry that binds nothing.
     """
-    earlier = [(module, binding.suspend(module)) for module in _recorded(model)]
+    earlier = _suspended(model)
     try:
-        mode = mode_of(model) if mode is None else mode
-        decider = Decider(model, mode, backend_of, load, lambda error: not isinstance(error, VerificationError))
-        rows, decisions = _decide(config, discover(model, config.entries), decider, mode, strict)
-        _bind_all(decisions)
-        result = Report((*rows, *(decision.row for decision in decisions)))
+        current = mode_of(model)
+        decider = Decider(
+            model,
+            mode,
+            backend_of,
+            load,
+            lambda error: not isinstance(error, VerificationError),
+            current=current,
+        )
+        rows, decisions = _decide(config, discover(model, config.entries), decider, mode or current, strict)
+        _Binder().bind_all(decisions)
+        result = Report((*rows, *(row for decision in decisions for row in decision.rows)))
         binding.keep_report(model, result)
     except BaseException:
-        unkernelize(model)
-        for module, state in earlier:
-            vars(module).update(state)
+        _resume(model, earlier)
         raise
     _log(model, result)
     return result
+
+
+@contextmanager
+def kernelized(model: Model, bind: Callable[[Model], object]) -> Iterator[Model]:
+    """``bind`` the model for the time of a ``with`` block; afterwards it has the kernels that it had before, if any."""
+    earlier = _suspended(model)
+    _resume(model, earlier)
+    bind(model)
+    try:
+        yield model
+    finally:
+        _resume(model, earlier)
 
 
 def plan(
@@ -85,10 +103,10 @@ def plan(
     backend_of: BackendOf,
 ) -> Report:
     """What ``kernelize`` would do as far as can be told without loading a kernel; errors become reasons."""
-    mode = mode_of(model) if mode is None else mode
-    decider = Decider(model, mode, backend_of, resolve, lambda error: True)
-    rows, decisions = _decide(config, discover(model, config.entries), decider, mode, strict=False)
-    return Report((*rows, *(decision.row for decision in decisions)))
+    current = mode_of(model)
+    decider = Decider(model, mode, backend_of, resolve, lambda error: True, current=current)
+    rows, decisions = _decide(config, discover(model, config.entries), decider, mode or current, strict=False)
+    return Report((*rows, *(row for decision in decisions for row in decision.rows)))
 
 
 def unkernelize(model: Model) -> Model:
@@ -102,21 +120,22 @@ def report(model: nn.Module) -> Report:
     """What is bound in ``model`` now, and what its last ``kernelize`` skipped and why."""
     live = dict.fromkeys(row for path, module in _walk(model) for row in _live_rows(path, module))
     stored = [row for path, module in model.named_modules() for row in _stored_rows(path, module)]
-    kept = [row for row in stored if row.state == "skipped" or row in live]
+    kept = [row for row in stored if row.state in ("skipped", "postponed") or row in live]
     return Report(tuple(dict.fromkeys([*kept, *live])))
 
 
 def mode_of(model: nn.Module) -> Mode:
     """Training as soon as one module trains: gradients also flow through modules that are in evaluation mode."""
-    return Mode.of(training=any(module.training for module in model.modules()))
+    return Mode.of(training=any(module.training for _, module in walk(model)))
 
 
 def _decide(
     config: KernelConfig, discovery: Discovery, decider: Decider, mode: Mode, strict: bool
 ) -> tuple[list[Row], list[Decision]]:
-    unknown = [entry.layer for entry in config.entries if not discovery.targets[entry.layer]]
-    if unknown and strict:
-        raise UnknownLayer(unknown[0], discovery.names)
+    unknown = [entry for entry in config.entries if not discovery.targets[entry.layer]]
+    missed = [entry.layer for entry in unknown if not entry.is_optional]
+    if missed and strict:
+        raise UnknownLayer(missed[0], discovery.names)
     paths = {entry.layer for entry in config.entries if entry.is_path}
     pairs = [
         (entry, target)
@@ -126,16 +145,27 @@ def _decide(
     ]
     decisions = decider.decide(pairs)
     if strict:
-        for entry in config.entries:
-            _refuse_idle([decision for decision in decisions if decision.row.layer == entry.layer])
-    return [_unknown_row(layer, discovery.names, mode) for layer in unknown], settle(decisions)
+        _refuse_idle(config, decisions)
+    return [_unknown_row(entry.layer, discovery.names, mode) for entry in unknown], settle(decisions)
 
 
-def _refuse_idle(decisions: Sequence[Decision]) -> None:
-    """Raise the first error of an entry that binds nothing; being left alone or unfit for the mode is no error."""
-    errors = [decision.error for decision in decisions if decision.error is not None]
-    if errors and not any(decision.accepted for decision in decisions):
-        raise errors[0]
+def _refuse_idle(config: KernelConfig, decisions: Sequence[Decision]) -> None:
+    """Raise the first error of an entry that binds nothing, or fails for all its layers in one of the modes.
+
+    Being left alone, served by another entry or unfit for a mode is no error.
+    """
+    if all(decision.errors is NO_ERRORS for decision in decisions):
+        return
+    groups: dict[str, list[Decision]] = {entry.layer: [] for entry in config.entries if not entry.is_optional}
+    for decision in decisions:
+        if decision.target.layer in groups and not decision.target.owner:
+            groups[decision.target.layer].append(decision)
+    for group in groups.values():
+        idle = not any(decision.accepted for decision in group)
+        for errors in zip(*(decision.errors for decision in group), strict=True):
+            found = [error for error in errors if error is not None]
+            if found and (idle or len(found) == len(group)):
+                raise found[0]
 
 
 def _unknown_row(layer: str, names: Sequence[str], mode: Mode) -> Row:
@@ -143,56 +173,146 @@ def _unknown_row(layer: str, names: Sequence[str], mode: Mode) -> Row:
     return Row("", layer, reason=reason, mode=mode.value)
 
 
-def _bind_all(decisions: Iterable[Decision]) -> None:
-    accepted: dict[int, list[Decision]] = {}
-    for decision in decisions:
-        if decision.accepted:
-            accepted.setdefault(id(decision.target.module), []).append(decision)
-    forwards: dict[tuple[Any, ...], FunctionType] = {}
-    for group in accepted.values():
-        rows = tuple(decision.row for decision in group)
-        binding.bind(group[0].target.module, _shared_forward(group, forwards), rows)
+def _suspended(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:
+    return [(module, binding.suspend(module)) for module in _recorded(model)]
 
 
-def _shared_forward(group: Sequence[Decision], forwards: dict[tuple[Any, ...], FunctionType]) -> FunctionType:
-    """One function for all modules with the same kernels, so that torch.compile compiles it once."""
-    original = type(group[0].target.module).forward
-    key = (original, *((decision.target.function, id(decision.value)) for decision in group))
-    if key not in forwards:
-        forwards[key] = _forward_for(group, original)
-    return forwards[key]
+def _resume(model: nn.Module, earlier: Iterable[tuple[nn.Module, Mapping[str, Any]]]) -> None:
+    unkernelize(model)
+    for module, state in earlier:
+        vars(module).update(state)
 
 
-def _forward_for(group: Sequence[Decision], original: Callable[..., Any]) -> FunctionType:
-    value = group[0].value
-    if group[0].target.function:
-        replaced: Mapping[str, Callable[..., Any]] = {each.target.function: each.value for each in group}
-        forward = binding.forward_calling(cast("FunctionType", original), replaced)
-    elif isinstance(value, type):
-        forward = binding.named_forward(cast("FunctionType", value.forward))  # type: ignore[attr-defined]
-    else:
-        forward = binding.forward_from(value)
-    trains = all(getattr(decision.value, "has_backward", True) for decision in group)
-    return forward if trains else binding.without_training(forward)
+class _Guards(NamedTuple):
+    """What is put around a kernel, and the forward that it makes way for."""
+
+    original: Any
+    sharded: bool
+    on_device: bool
+
+
+class _Binder:
+    """Binds what was decided. Modules with the same kernels share one function, which torch.compile compiles once."""
+
+    def __init__(self) -> None:
+        self._forwards: dict[tuple[object, ...], FunctionType] = {}
+        self._among_processes = choosing.among_processes()
+        self._several_devices = choosing.several_cuda_devices()
+
+    def bind_all(self, decisions: Iterable[Decision]) -> None:
+        accepted: dict[int, list[Decision]] = {}
+        for decision in decisions:
+            if decision.accepted:
+                accepted.setdefault(id(decision.target.module), []).append(decision)
+        for group in accepted.values():
+            first = group[0]
+            module = first.target.module
+            if first.is_loss:
+                binding.bind_loss(module, _loss(first, module), first.rows)
+            elif len(group) == 1:
+                forward = self._forward(module, group, (id(first.kernels), first.target.function))
+                binding.bind(module, forward, first.rows)
+            else:
+                key = tuple([(id(decision.kernels), decision.target.function) for decision in group])
+                rows = tuple([row for decision in group for row in decision.rows])
+                binding.bind(module, self._forward(module, group, key), rows)
+
+    def _forward(self, module: nn.Module, group: Sequence[Decision], kernels: tuple[object, ...]) -> FunctionType:
+        """The function for these kernels: decisions about layers of one class share the tuple ``kernels`` names."""
+        sharded = self._among_processes or choosing.has_split_weight(module)
+        on_device = self._several_devices and _on_cuda(module)
+        key = (type(module), sharded, on_device, kernels)
+        forward = self._forwards.get(key)
+        if forward is None:
+            guards = _Guards(type(module).forward, sharded, on_device)
+            forward = self._forwards[key] = self._same(guards, group)
+        return forward
+
+    def _same(self, guards: _Guards, group: Sequence[Decision]) -> FunctionType:
+        """The function for these kernels, which two classes with one forward share too."""
+        functions = tuple(decision.target.function for decision in group)
+        key = (guards, functions, *(decision.kernels for decision in group))
+        if key not in self._forwards:
+            self._forwards[key] = _switching(guards, group)
+        return self._forwards[key]
+
+
+def _loss(decision: Decision, model: nn.Module) -> binding.BoundLoss:
+    original: Any = model.loss_function
+    eager, compiled = (decision.kernels[SERVED.index(mode)] for mode in (Mode.TRAINING, Mode.TRAINING_COMPILE))
+    kernel = eager or compiled
+    assert kernel is not None
+    function = kernel.value() if isinstance(kernel.value, type) else kernel.value
+    return binding.BoundLoss(function, original, compiles=compiled is not None)
+
+
+def _switching(guards: _Guards, group: Sequence[Decision]) -> FunctionType:
+    """The forward for a group of decisions about one module: one kernel's, or one that picks among them."""
+    made: dict[tuple[Kernel | None, ...], Callable[..., Any]] = {}
+    for kernels in zip(*(decision.kernels for decision in group), strict=True):
+        if kernels not in made:
+            made[kernels] = _guarded(guards, _plain(guards, group, kernels))
+    forwards = (made[kernels] for kernels in zip(*(decision.kernels for decision in group), strict=True))
+    return binding.named_forward(cast("FunctionType", choosing.by_mode(*forwards)))
+
+
+def _plain(guards: _Guards, group: Sequence[Decision], kernels: Sequence[Kernel | None]) -> Callable[..., Any]:
+    """What a module runs in one mode: its own forward, one with other functions inside, or that of a kernel."""
+    pairs = [
+        (decision.target.function, kernel)
+        for decision, kernel in zip(group, kernels, strict=True)
+        if kernel is not None
+    ]
+    original = cast("FunctionType", guards.original)
+    if not pairs:
+        return original
+    if pairs[0][0]:
+        replaced = {function: kernel.value for function, kernel in pairs}
+        return binding.forward_calling(original, replaced)
+    kernel = pairs[0][1]
+    if not isinstance(kernel.value, type):
+        return binding.forward_from(kernel.value)
+    forward = cast("FunctionType", kernel.value.forward)  # type: ignore[attr-defined]
+    if kernel.spelled:
+        forward = binding.spelling(forward, dict(kernel.spelled))
+    return binding.answering_as(binding.named_forward(forward), original)
+
+
+def _guarded(guards: _Guards, forward: Callable[..., Any]) -> Callable[..., Any]:
+    original: Callable[..., Any] = guards.original
+    if forward is original:
+        return original
+    if guards.on_device:
+        forward = choosing.on_device_of_tensors(forward)
+    return choosing.when_whole(forward, original) if guards.sharded else forward
+
+
+def _on_cuda(module: nn.Module) -> bool:
+    first = next(module.parameters(), None)
+    return first is None or first.is_cuda
 
 
 def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every module that can be bound, with its path; a function that layers share comes once for each of them."""
-    for path, module in model.named_modules():
+    seen: set[int] = set()
+    for path, module in walk(model):
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
         yield path, module
-        for name, function in function_modules(module):
+        for name, function in function_modules(module) if "_kernel_funcs" in module.__dict__ else ():
             yield f"{path}.{name}".lstrip("."), function
 
 
 def _recorded(model: nn.Module) -> list[nn.Module]:
-    found = {id(module): module for _, module in _walk(model) if binding.RECORD in vars(module)}
+    found = {id(module): module for _, module in _walk(model) if binding.RECORD in module.__dict__}
     return list(found.values())
 
 
 def _live_rows(path: str, module: nn.Module) -> Iterator[Row]:
     record = binding.record_of(module)
     if record is not None and binding.is_bound(module):
-        yield from (replace(row, module=path or ROOT) for row in record.rows)
+        yield from (row._replace(module=path or ROOT) for row in record.rows)
 
 
 def _stored_rows(path: str, module: nn.Module) -> Iterator[Row]:
@@ -200,7 +320,7 @@ def _stored_rows(path: str, module: nn.Module) -> Iterator[Row]:
     for row in record.report or () if record is not None else ():
         inside = "" if row.module == ROOT else row.module
         known = ".".join(filter(None, (path, inside))) or ROOT
-        yield replace(row, module=known if row.module else "")
+        yield row._replace(module=known if row.module else "")
 
 
 def _log(model: nn.Module, result: Report) -> None:

@@ -6,26 +6,26 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-State = Literal["bound", "would bind", "skipped"]
+State = Literal["bound", "would bind", "postponed", "skipped"]
 
-_STATES: tuple[State, ...] = ("bound", "would bind", "skipped")
-_HEADINGS = ("STATE", "MODULE", "LAYER", "KERNEL", "VARIANT OR REASON")
+_STATES: tuple[State, ...] = ("bound", "would bind", "postponed", "skipped")
+_HEADINGS = ("STATE", "MODULE", "LAYER", "MODE", "KERNEL", "VARIANT OR REASON")
 _INDEX = re.compile(r"(?<![^.])[0-9]+(?![^.])")  # a whole path segment of digits
 _LONGEST_TEXT = 300
 
 
-@dataclass(frozen=True)
-class Row:
-    """What became of one module.
+class Row(NamedTuple):
+    """What became of one module; a module with one kernel for training and another for inference has two rows.
 
     ``layer`` is the key of the config entry, ``kernel`` is ``org/repo@commit`` (as written in the config when it was
-    not resolved), ``reason`` says why a layer was skipped, ``mode`` is a value of ``Mode``. ``module`` is the path in
+    not resolved), ``reason`` says why a layer was skipped or postponed. ``mode`` tells when the kernel runs: values of
+    ``Mode``, or ``any``; ``note`` tells when and why the layer's own forward runs instead. ``module`` is the path in
     the model, ``(model)`` for the model itself, and empty when the entry means nothing in it.
     """
 
@@ -37,6 +37,7 @@ class Row:
     state: State = "skipped"
     reason: str = ""
     mode: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ class Report(Sequence[Row]):
         return tuple(row for row in self.rows if row.state == "skipped")
 
     @property
+    def postponed(self) -> tuple[Row, ...]:
+        """Layers without weights yet: another ``kernelize`` binds them once they have some."""
+        return tuple(row for row in self.rows if row.state == "postponed")
+
+    @property
     def counts(self) -> dict[State, int]:
         """Rows by state; states without rows count 0."""
         counter = Counter(row.state for row in self.rows)
@@ -76,7 +82,7 @@ class Report(Sequence[Row]):
         return ", ".join(parts) or "nothing to bind"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"counts": self.counts, "rows": [asdict(row) for row in self.rows]}
+        return {"counts": self.counts, "rows": [row._asdict() for row in self.rows]}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
@@ -90,16 +96,17 @@ def _grouped(rows: Iterable[Row]) -> list[Row]:
     """Rows that differ only in layer numbers become one: ``model.layers.*.mlp (28)``."""
     groups: dict[Row, list[Row]] = {}
     for row in rows:
-        groups.setdefault(replace(row, module=_INDEX.sub("*", row.module)), []).append(row)
+        groups.setdefault(row._replace(module=_INDEX.sub("*", row.module)), []).append(row)
     return [
-        members[0] if len(members) == 1 else replace(group, module=f"{group.module} ({len(members)})")
+        members[0] if len(members) == 1 else group._replace(module=f"{group.module} ({len(members)})")
         for group, members in groups.items()
     ]
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     kernel = f"{row.kernel}:{row.symbol}" if row.symbol and row.kernel else row.kernel
-    cells = (row.state, row.module, row.layer, kernel, row.reason or row.variant)
+    told = row.reason or "; ".join(filter(None, (row.variant, row.note)))
+    cells = (row.state, row.module, row.layer, row.mode, kernel, told)
     return tuple(one_line(cell) or "-" for cell in cells)
 
 

@@ -109,16 +109,14 @@ def test_annotated_attributes_must_exist_and_tensors_be_tensors(attributes: dict
 
 
 def test_annotations_may_be_types_or_text() -> None:
-    class Kernel(nn.Module):
-        def forward(self, x: Any) -> Any:
-            return x
+    def kernel(**annotations: Any) -> type[nn.Module]:
+        members = {"__annotations__": annotations, "forward": lambda self, x: x}
+        return type("Kernel", (nn.Module,), members)
 
     for annotation in (torch.Tensor, nn.Parameter, "torch.Tensor", "nn.Parameter", "Tensor"):
-        Kernel.__annotations__ = {"weight": annotation}
-        assert "as a tensor" in str(missing_attribute(Kernel, module_with(weight=1)))
+        assert "as a tensor" in str(missing_attribute(kernel(weight=annotation), module_with(weight=1)))
     for annotation in ("ClassVar[int]", "typing.ClassVar", ClassVar, ClassVar[int]):
-        Kernel.__annotations__ = {"limit": annotation}
-        assert missing_attribute(Kernel, module_with()) is None
+        assert missing_attribute(kernel(limit=annotation), module_with()) is None
 
 
 def test_a_gemma_norm_lacks_what_a_llama_norm_kernel_reads(tmp_path: Path) -> None:

@@ -253,10 +253,3 @@ def test_a_function_becomes_a_forward() -> None:
     module = nn.SiLU()
     binding.bind(module, binding.forward_from(lambda x: x + 1))
     assert module(1) == 2
-
-
-def test_a_kernel_without_backward_makes_way_in_training() -> None:
-    module = Scale()
-    binding.bind(module, binding.without_training(forward))
-    assert [module.train(flag)(1.0).item() for flag in (True, False, True)] == [2.0, 201.0, 2.0]
-    assert str(inspect.signature(module.forward)) == "(x: 'Any') -> 'Any'"

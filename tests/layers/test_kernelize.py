@@ -26,7 +26,7 @@ def test_a_kernelized_model_computes_the_same_forward_and_backward(family: str) 
     torch.testing.assert_close(logits(model), expected)
     norms = 9 if family == "Qwen3" else 5
     assert dict(RAN) == {"RMSNorm": norms, "SwiGLUMLP": 2, "rotary": 2, "CausalLM": 1}
-    assert result.counts == {"bound": norms + 5, "would bind": 0, "skipped": 0}
+    assert result.counts == {"bound": norms + 5, "would bind": 0, "postponed": 0, "skipped": 0}
     model.train()
     torch.testing.assert_close(gradients(model), expected_gradients)
     assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
@@ -140,18 +140,29 @@ def test_per_device_values_choose_by_the_backend_of_the_layer() -> None:
     assert {(row.kernel, row.variant) for row in result.bound} == {("org/gpu@0123abc", "torch-cuda")}
 
 
-def test_a_kernel_without_backward_waits_for_evaluation() -> None:
+def test_a_kernel_without_backward_serves_evaluation_and_steps_aside_in_training() -> None:
+    """REF huggingface/transformers#40459, #40628; huggingface/kernels#68, #90, #103, #108."""
     model = tiny().train()
-    mapping = {"RMSNorm": "org/repo:ForwardOnlyRMSNorm"}
-    reasons = {row.reason for row in kernelize(model, mapping)}
-    assert reasons == {"ForwardOnlyRMSNorm has no backward (has_backward is False) and the mode is training"}
     expected = gradients(model)
-    assert len(kernelize(model.eval(), mapping).bound) == 9
+    result = kernelize(model, {"RMSNorm": "org/repo:ForwardOnlyRMSNorm"})
+    assert {(row.state, row.mode) for row in result} == {("bound", "inference")}
+    assert result[0].note == (
+        "own forward in training, training|compile: ForwardOnlyRMSNorm has no backward (has_backward is False); "
+        "own forward in inference|compile: "
+        "ForwardOnlyRMSNorm does not support torch.compile (can_torch_compile is not True)"
+    )
     RAN.clear()
-    logits(model)
+    torch.testing.assert_close(gradients(model), expected)
+    assert RAN["ForwardOnlyRMSNorm"] == 0
+    logits(model.eval())
     assert RAN["ForwardOnlyRMSNorm"] == 9
     torch.testing.assert_close(gradients(model.train()), expected)
     assert RAN["ForwardOnlyRMSNorm"] == 9
+
+
+def test_a_kernel_without_backward_is_refused_where_training_is_pinned() -> None:
+    result = kernelize(tiny(), {"RMSNorm": "org/repo:ForwardOnlyRMSNorm"}, mode=Mode.TRAINING)
+    assert {row.reason for row in result} == {"ForwardOnlyRMSNorm has no backward (has_backward is False)"}
 
 
 def test_the_mode_is_taken_from_the_model_or_the_argument() -> None:

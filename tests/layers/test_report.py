@@ -8,8 +8,8 @@ import pytest
 from kernelhub.layers.report import Report, Row, one_line
 
 ROWS = (
-    *(Row(f"model.layers.{i}.norm", "RMSNorm", "org/repo@0123abc", "torch-cuda", "Norm", "bound") for i in range(12)),
-    Row("model.norm", "RMSNorm", "org/repo@0123abc", "torch-cuda", "Norm", "bound"),
+    *(Row(f"model.layers.{i}.norm", "RMSNorm", "org/repo@0123abc", "torch-cuda", "Norm", "bound", "", "any") for i in range(12)),
+    Row("model.norm", "RMSNorm", "org/repo@0123abc", "torch-cuda", "Norm", "bound", "", "inference", "own forward else"),
     Row("(model)", "ForCausalLM", reason="left alone by the config"),
     Row("", "MPL", reason="no layer of this model answers to 'MPL'\nat all"),
 )
@@ -20,16 +20,16 @@ def test_a_report_is_a_sequence_of_rows() -> None:
     assert list(report) == list(ROWS)
     assert (len(report), report[0], report[-2:]) == (15, ROWS[0], ROWS[-2:])
     assert (len(report.bound), len(report.skipped)) == (13, 2)
-    assert report.counts == {"bound": 13, "would bind": 0, "skipped": 2}
+    assert report.counts == {"bound": 13, "would bind": 0, "postponed": 0, "skipped": 2}
 
 
 def test_the_table_groups_layers_that_differ_in_their_number_only() -> None:
     assert str(Report(ROWS)).splitlines() == [
-        "STATE    MODULE                    LAYER        KERNEL                 VARIANT OR REASON",
-        "bound    model.layers.*.norm (12)  RMSNorm      org/repo@0123abc:Norm  torch-cuda",
-        "bound    model.norm                RMSNorm      org/repo@0123abc:Norm  torch-cuda",
-        "skipped  (model)                   ForCausalLM  -                      left alone by the config",
-        "skipped  -                         MPL          -                      "
+        "STATE    MODULE                    LAYER        MODE       KERNEL                 VARIANT OR REASON",
+        "bound    model.layers.*.norm (12)  RMSNorm      any        org/repo@0123abc:Norm  torch-cuda",
+        "bound    model.norm                RMSNorm      inference  org/repo@0123abc:Norm  torch-cuda; own forward else",
+        "skipped  (model)                   ForCausalLM  -          -                      left alone by the config",
+        "skipped  -                         MPL          -          -                      "
         "no layer of this model answers to 'MPL' at all",
         "13 bound, 2 skipped",
     ]

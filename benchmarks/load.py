@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""What verification, preflight and the strict mode add to the time of importing a kernel.
+
+- small: a pure-Python kernel from a warm store, against `import` of the same files (medians).
+- strict: the same, and a build with 200 MB of native libraries, in the strict mode.
+- preflight: a native library of 50 MB with 300 symbols of torch, in a new process that has torch already.
+
+Needs g++ for the library. Numbers are milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernelhub import Session
+from kernelhub.elf import defined_symbols
+from kernelhub.loader import PREFIX, load
+from kernelhub.request import KernelRequest
+from kernelhub.serve import LocalHub
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernelhub.verify import VerifiedBuild
+
+SMALL = {"__init__.py": b"from . import layers\n", "layers.py": b"class Layer:\n    pass\n"}
+# The collection of garbage that importing torch leaves due is not what is measured.
+PREFLIGHT = """
+import gc, sys, time
+import torch
+gc.collect()
+start = time.perf_counter()
+from pathlib import Path
+from kernelhub.preflight import preflight_folder, this_host
+imported = time.perf_counter()
+this_host()
+asked = time.perf_counter()
+report = preflight_folder("bench", "torch-cpu", Path(sys.argv[1]))
+first = time.perf_counter()
+assert report.libraries and report.refused is None, report
+preflight_folder("bench", "torch-cpu", Path(sys.argv[1]))
+print(imported - start, asked - imported, first - asked, time.perf_counter() - first)
+"""
+
+
+def publish(root: Path, name: str, files: dict[str, bytes]) -> None:
+    build = root / "bench" / name / "v1" / "build" / "torch-cpu"
+    hashes = {path: base64.b64encode(hashlib.sha256(body).digest()).decode() for path, body in files.items()}
+    metadata = {
+        "name": name,
+        "id": f"_{name}",
+        "version": 1,
+        "license": "Apache-2.0",
+        "backend": {"type": "cpu"},
+        "digest": {"algorithm": "sha256", "files": hashes},
+    }
+    build.mkdir(parents=True)
+    for path, body in {"metadata.json": json.dumps(metadata).encode(), **files}.items():
+        (build / path).write_bytes(body)
+    (root / "bench" / "organization.json").write_text('{"trustedKernelPublisher": true}')
+
+
+def forget() -> None:
+    for name in [name for name in sys.modules if name.startswith((PREFIX, "bare_kernel"))]:
+        del sys.modules[name]
+
+
+def median(action: Callable[[], object], runs: int) -> float:
+    times = []
+    for _ in range(runs):
+        forget()
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e3
+
+
+def obtain(session: Session, name: str) -> VerifiedBuild:
+    return session.obtain(session.resolve(KernelRequest.parse(f"bench/{name}")))
+
+
+def show(what: str, value: float) -> None:
+    print(f"{what:<72}{value:9.2f} ms")
+
+
+def bench_loads(folder: Path, runs: int, megabytes: int) -> None:
+    root = folder / "hub"
+    publish(root, "small", SMALL)
+    publish(root, "large", {"__init__.py": b"", "_large.abi3.so": os.urandom(1 << 20) * megabytes})
+    bare = folder / "bare" / "bare_kernel"
+    bare.mkdir(parents=True)
+    for path, body in SMALL.items():
+        (bare / path).write_bytes(body)
+    sys.path.insert(0, str(bare.parent))
+    sys.dont_write_bytecode = True
+    with LocalHub(root) as hub:
+        options = {"cache_dir": folder / "store", "endpoint": hub.url, "token": False}
+        plain, strict = Session(**options), Session(**options, strict=True)
+        large = obtain(strict, "large")
+        load(obtain(plain, "small"))
+        base = median(lambda: importlib.import_module("bare_kernel"), runs)
+        loaded = median(lambda: load(obtain(plain, "small")), runs)
+        sealed = median(lambda: load(obtain(strict, "small")), runs)
+    show("import of two files, without bytecode", base)
+    show("the same: resolved, verified, loaded from a warm store; overhead", loaded - base)
+    show("the same in the strict mode; overhead", sealed - base)
+    from kernelhub.source import SealedSource  # noqa: PLC0415  # what is measured next
+
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        source = SealedSource(large)
+        times.append(time.perf_counter() - start)
+        os.close(int(Path(source.library(large.folder / "_large.abi3.so")).name))
+    show(f"strict mode: {megabytes} MB copied, hashed and sealed (median of 5)", statistics.median(times) * 1e3)
+    show(f"strict mode: {megabytes} MB copied, hashed and sealed (best of 5)", min(times) * 1e3)
+
+
+def bench_preflight(folder: Path, runs: int) -> None:
+    with (Path(torch.__file__).parent / "lib" / "libtorch_cpu.so").open("rb") as file:
+        names = sorted(name for name in defined_symbols(file) if name.startswith(("_ZN2at", "_ZN3c10")))
+    step = max(1, len(names) // 300)
+    calls = [f'extern "C" void f{at}() asm("{name}");' for at, name in enumerate(names[::step][:300])]
+    uses = "".join(f"f{at}();" for at in range(len(calls)))
+    (folder / "data").write_bytes(os.urandom(50 << 20))
+    source = folder / "large.cpp"
+    data = f'asm(".section .rodata\\n.incbin \\"{folder / "data"}\\"\\n.text");'
+    source.write_text("\n".join([*calls, data, f'extern "C" void PyInit__large() {{ {uses} }}']))
+    target = folder / "build" / "_large.abi3.so"
+    target.parent.mkdir()
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", str(target), str(source), "-lstdc++"], check=True)
+    rows = []
+    for _ in range(runs):
+        command = [sys.executable, "-c", PREFLIGHT, str(target.parent)]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        rows.append([float(part) * 1e3 for part in told.split()])
+    labels = [
+        "preflight: importing kernelhub's part, once a process",
+        "preflight: asking this process (and importing pyelftools), once a process",
+        f"preflight: a library of {target.stat().st_size >> 20} MB with {len(calls)} symbols of torch, first sight",
+        "preflight: the same library again",
+    ]
+    for label, column in zip(labels, zip(*rows, strict=True), strict=True):
+        show(label, statistics.median(column))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=30, help="loads of the small kernel")
+    parser.add_argument("--processes", type=int, default=3, help="new processes for the preflight")
+    parser.add_argument("--megabytes", type=int, default=200, help="size of the large build")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kernelhub-bench-") as folder:
+        bench_loads(Path(folder), arguments.runs, arguments.megabytes)
+        bench_preflight(Path(folder), arguments.processes)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

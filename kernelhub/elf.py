@@ -1,0 +1,285 @@
+"""ELF: what a native library needs from its surroundings, read from its bytes; none of its code runs (S-28).
+
+Headers and records are read with pyelftools, and in bounded loops of our own: the bytes may be hostile. The symbol
+table, of which a library can have a hundred thousand entries, is read in bulk.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
+
+from kernelhub.errors import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Read = TypeVar("Read")
+
+MAGIC = b"\x7fELF"
+
+_MOST_SEGMENTS = 256
+_MOST_DYNAMIC = 4096
+_MOST_VERSIONS = 4096
+_MOST_SYMBOLS = 1 << 20
+_MOST_UNDEFINED = 50_000
+_LONGEST_NAME = 2048  # what torch exports is shorter by far
+_CHAIN_PART = 64  # symbols of one hash; chains are short
+_MOST_STRINGS = 64 << 20  # bytes; torch's largest library has 10 MB of them
+_WEAK_VERSION = 0x2
+_EXECUTABLE = 0x1
+_DF_TEXTREL = 0x4
+_GLOBAL = 1
+_UNDEFINED = 0
+_SYMBOL_64, _SYMBOL_32 = "IBBHQQ", "IIIBBH"
+
+
+class NotALibrary(ValueError):
+    """The bytes are not a shared library; the message says what they are."""
+
+
+class VersionNeed(NamedTuple):
+    """A symbol version that a library needs from another library, e.g. ``libc.so.6`` and ``GLIBC_2.34``."""
+
+    library: str
+    version: str
+
+
+class Machine(NamedTuple):
+    """What a library's code is for: the CPU, the width of an address, the byte order."""
+
+    cpu: str
+    bits: int
+    little_endian: bool
+
+    def __str__(self) -> str:
+        return f"{self.cpu} ({self.bits} bit{'' if self.little_endian else ', big-endian'})"
+
+
+@dataclass(frozen=True)
+class Library:
+    """The facts about one shared library that decide whether it can be loaded; plain and picklable."""
+
+    machine: Machine
+    needed: tuple[str, ...] = ()
+    search_paths: tuple[str, ...] = ()
+    versions: tuple[VersionNeed, ...] = ()
+    undefined: tuple[str, ...] = ()
+    initializers: int = 0
+    executable_stack: bool = False
+    text_relocations: bool = False
+
+
+def read_library(file: BinaryIO) -> Library:
+    """The facts about a shared library.
+
+    Raises:
+        NotALibrary: another kind of file, or a damaged one.
+    """
+    tables = _open(file)
+    return _guarded(tables.library)
+
+
+def defined_versions(file: BinaryIO) -> frozenset[str]:
+    """The symbol versions that a shared library defines: ``GLIBCXX_3.4.30`` and so on.
+
+    Raises:
+        NotALibrary: as ``read_library``.
+    """
+    tables = _open(file)
+    return _guarded(lambda: frozenset(tables.defined_versions()))
+
+
+def defined_symbols(file: BinaryIO) -> frozenset[str]:
+    """The names that a shared library exports.
+
+    Raises:
+        NotALibrary: as ``read_library``.
+    """
+    tables = _open(file)
+    return _guarded(lambda: frozenset(tables.symbols(defined=True)))
+
+
+def machine_of(file: BinaryIO) -> Machine:
+    """The machine that an ELF file is for.
+
+    Raises:
+        NotALibrary: it is no ELF file.
+    """
+    return _open(file, kinds=("ET_DYN", "ET_EXEC")).machine
+
+
+def _open(file: BinaryIO, kinds: tuple[str, ...] = ("ET_DYN",)) -> _Tables:
+    start = file.read(len(MAGIC))
+    if start != MAGIC:
+        raise NotALibrary(f"not an ELF file (it starts with {shown(start)})" if start else "an empty file")
+    tables = _guarded(lambda: _Tables(file))
+    if tables.kind not in kinds:
+        raise NotALibrary(f"not a shared library but {shown(tables.kind)}")
+    return tables
+
+
+def _guarded(read: Callable[[], Read]) -> Read:
+    """Damaged or hostile bytes make parsers fail in any way; all of them mean "damaged"."""
+    try:
+        return read()
+    except NotALibrary:
+        raise
+    except Exception as error:
+        raise NotALibrary(f"a damaged ELF file ({type(error).__name__}: {shown(str(error))})") from error
+
+
+class _Tables:
+    """The tables of an ELF file that the dynamic loader uses; section headers, which it ignores, are ignored too."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        # Imported when a native library is met: most kernels have none, and pyelftools takes 30 ms to import.
+        from elftools.common.utils import struct_parse  # noqa: PLC0415
+        from elftools.elf.elffile import ELFFile  # noqa: PLC0415
+
+        self._file = file
+        self._parse = struct_parse
+        elf = ELFFile(file)
+        self._structs = elf.structs
+        self._header = elf.header
+        self.kind = str(elf.header["e_type"])
+        cpu = str(elf.header["e_machine"]).removeprefix("EM_").lower()
+        self.machine = Machine(cpu, elf.elfclass, elf.little_endian)
+        self._order = "<" if elf.little_endian else ">"
+        self._segments = self._read_segments()
+        self._dynamic = list(self._read_dynamic())
+        self._strings = self._read_strings()
+
+    def library(self) -> Library:
+        stacks = [segment for segment in self._segments if segment["p_type"] == "PT_GNU_STACK"]
+        flags = self._values("DT_FLAGS")
+        return Library(
+            machine=self.machine,
+            needed=tuple(map(self._string, self._values("DT_NEEDED"))),
+            search_paths=tuple(
+                part for tag in ("DT_RPATH", "DT_RUNPATH") for at in self._values(tag) for part in self._paths(at)
+            ),
+            versions=tuple(self._needed_versions()),
+            undefined=tuple(islice(self.symbols(defined=False), _MOST_UNDEFINED)),
+            initializers=sum(self._values("DT_INIT_ARRAYSZ")) // (self.machine.bits // 8),
+            executable_stack=any(segment["p_flags"] & _EXECUTABLE for segment in stacks),
+            text_relocations=bool(self._values("DT_TEXTREL")) or any(flag & _DF_TEXTREL for flag in flags),
+        )
+
+    def symbols(self, *, defined: bool) -> Iterator[str]:
+        """The names of the dynamic symbol table that are defined, or those that are needed; weak wants are no needs."""
+        wide = self.machine.bits == 64
+        record = struct.Struct(self._order + (_SYMBOL_64 if wide else _SYMBOL_32))
+        where = self._values("DT_SYMTAB")
+        if not where:
+            return
+        data = self._read(self._offset(where[0]), self._symbol_count(where[0], record.size) * record.size)
+        for entry in record.iter_unpack(data[: len(data) - len(data) % record.size]):
+            name, info, section = (entry[0], entry[1], entry[3]) if wide else (entry[0], entry[3], entry[5])
+            if (section != _UNDEFINED) is defined and (defined or info >> 4 == _GLOBAL):
+                text = self._string(name)
+                if len(text) < _LONGEST_NAME:
+                    yield text
+
+    def defined_versions(self) -> Iterator[str]:
+        for entry, position in self._chain("DT_VERDEF", "DT_VERDEFNUM", self._structs.Elf_Verdef, "vd"):
+            name = self._parse(self._structs.Elf_Verdaux, self._file, position + entry["vd_aux"])
+            yield self._string(name["vda_name"])
+
+    def _needed_versions(self) -> Iterator[VersionNeed]:
+        for entry, position in self._chain("DT_VERNEED", "DT_VERNEEDNUM", self._structs.Elf_Verneed, "vn"):
+            library, at = self._string(entry["vn_file"]), position + entry["vn_aux"]
+            for _ in range(min(entry["vn_cnt"], _MOST_VERSIONS)):
+                need = self._parse(self._structs.Elf_Vernaux, self._file, at)
+                if not need["vna_flags"] & _WEAK_VERSION:
+                    yield VersionNeed(library, self._string(need["vna_name"]))
+                at += need["vna_next"]
+                if not need["vna_next"]:
+                    break
+
+    def _chain(self, table: str, count: str, record: Any, prefix: str) -> Iterator[tuple[Any, int]]:
+        """The records of a table in which each tells how far away the next one is."""
+        for address in self._values(table)[:1]:
+            position = self._offset(address)
+            for _ in range(min(sum(self._values(count)), _MOST_VERSIONS)):
+                entry = self._parse(record, self._file, position)
+                yield entry, position
+                position += entry[f"{prefix}_next"]
+                if not entry[f"{prefix}_next"]:
+                    return
+
+    def _read_segments(self) -> list[Any]:
+        header = self._header
+        record = self._structs.Elf_Phdr
+        if header["e_phnum"] > _MOST_SEGMENTS:
+            raise NotALibrary(f"a damaged ELF file ({header['e_phnum']} segments)")
+        size = header["e_phentsize"]
+        return [self._parse(record, self._file, header["e_phoff"] + at * size) for at in range(header["e_phnum"])]
+
+    def _read_dynamic(self) -> Iterator[tuple[str, int]]:
+        record = self._structs.Elf_Dyn
+        for segment in [found for found in self._segments if found["p_type"] == "PT_DYNAMIC"][:1]:
+            size = record.sizeof()
+            for at in islice(range(0, segment["p_filesz"], size), _MOST_DYNAMIC):
+                entry = self._parse(record, self._file, segment["p_offset"] + at)
+                if entry["d_tag"] == "DT_NULL":
+                    return
+                yield str(entry["d_tag"]), int(entry["d_val"])
+
+    def _read_strings(self) -> bytes:
+        where, size = self._values("DT_STRTAB"), sum(self._values("DT_STRSZ"))
+        return self._read(self._offset(where[0]), min(size, _MOST_STRINGS)) if where else b""
+
+    def _symbol_count(self, table: int, size: int) -> int:
+        """No table says how many symbols there are: the hash tables do, each in its way."""
+        for address in self._values("DT_HASH"):
+            return min(self._words(self._offset(address), 2)[1], _MOST_SYMBOLS)
+        for address in self._values("DT_GNU_HASH"):
+            if count := self._count_by_gnu_hash(self._offset(address)):
+                return count
+        strings = self._values("DT_STRTAB")  # which linkers put right behind the symbols
+        return max(0, min((strings[0] - table) // size, _MOST_SYMBOLS)) if strings else 0
+
+    def _count_by_gnu_hash(self, offset: int) -> int:
+        """The chain of the highest bucket ends with the last symbol; 0 for a table without any."""
+        buckets, first, bloom, _ = self._words(offset, 4)
+        start = offset + 16 + bloom * (self.machine.bits // 8)
+        last = max(self._words(start, min(buckets, _MOST_SYMBOLS)), default=0)
+        if last < first:
+            return 0
+        chain = start + 4 * (buckets + last - first)
+        for passed in range(0, _MOST_SYMBOLS, _CHAIN_PART):
+            words = self._words(chain + 4 * passed, _CHAIN_PART, may_end=True)
+            end = next((at for at, word in enumerate(words) if word & 1), None)
+            if end is not None or not words:
+                return min(last + 1 + passed + (end or 0), _MOST_SYMBOLS)
+        return _MOST_SYMBOLS
+
+    def _words(self, offset: int, count: int, *, may_end: bool = False) -> tuple[int, ...]:
+        data = self._read(offset, 4 * count)
+        if len(data) < 4 * count and not may_end:
+            raise NotALibrary("a damaged ELF file (a table ends with the file)")
+        return struct.unpack_from(f"{self._order}{len(data) // 4}I", data)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        self._file.seek(offset)
+        return self._file.read(size)
+
+    def _offset(self, address: int) -> int:
+        for segment in self._segments:
+            if segment["p_type"] == "PT_LOAD" and 0 <= address - segment["p_vaddr"] < segment["p_filesz"]:
+                return int(address - segment["p_vaddr"] + segment["p_offset"])
+        raise NotALibrary(f"a damaged ELF file (address {address:#x} is in none of its segments)")
+
+    def _values(self, tag: str) -> list[int]:
+        return [value for name, value in self._dynamic if name == tag]
+
+    def _paths(self, at: int) -> list[str]:
+        """The entries of a search path; an empty one, which means the current folder, stays."""
+        return self._string(at).split(":")
+
+    def _string(self, at: int) -> str:
+        end = self._strings.find(b"\0", at, at + _LONGEST_NAME)
+        return self._strings[at : at + _LONGEST_NAME if end < 0 else end].decode("ascii", "backslashreplace")
