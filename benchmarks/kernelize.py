@@ -65,7 +65,7 @@ from types import SimpleNamespace
 import kernels
 logging.disable(logging.CRITICAL)
 kernels.use_kernel_forward_from_hub("RMSNorm")(RMSNorm)
-class Loaded(kernels.FuncRepository if False else object):
+class Loaded:
     \"\"\"A repository whose layer is in memory, as after the first load.\"\"\"
     layer_name = "Kernel"
     def load(self):

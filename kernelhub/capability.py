@@ -4,8 +4,8 @@ Accepted forms::
 
     cuda          cuda>=9.0,<10          rocm>=9.4          cuda==8.9          mps (an alias of metal)
 
-Capabilities are ``major.minor`` (CUDA's 9.0 is ``sm_90``), compared as numbers; ``10`` reads as ``10.0``. A range is kept
-as its smallest member and the first above it, so ``<=9.0`` and ``<9.1`` are the same range.
+Capabilities are ``major.minor`` (CUDA's 9.0 is ``sm_90``), compared as numbers; ``10`` reads as ``10.0``. A range is
+kept as its smallest member and the first above it, so ``<=9.0`` and ``<9.1`` are the same range.
 """
 
 from __future__ import annotations

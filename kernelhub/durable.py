@@ -140,14 +140,20 @@ def is_alive(pid: int) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder with all that is in it, as far as that is allowed."""
-    if path.is_symlink() or not path.is_dir():
-        with contextlib.suppress(OSError):
+    """Delete a file or a folder with all that is in it, as far as that is allowed; never fails."""
+    with contextlib.suppress(OSError):
+        if path.is_symlink() or not path.is_dir():
             path.unlink()
-    elif sys.version_info >= (3, 12):
-        shutil.rmtree(path, onexc=_force_remove)
-    else:
-        shutil.rmtree(path, onerror=_force_remove)
+        elif sys.version_info >= (3, 12):
+            shutil.rmtree(path, onexc=_force_remove)
+        else:
+            shutil.rmtree(path, onerror=_force_remove)
+
+
+def close(handle: int) -> None:
+    """Close a file of which nothing is expected any more, not even that closing succeeds."""
+    with contextlib.suppress(OSError):
+        os.close(handle)
 
 
 def _force_remove(function: Any, path: str, _: Any) -> None:

@@ -10,6 +10,8 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+from kernelhub.durable import close
+
 try:
     import fcntl
 except ImportError:  # Windows, where what is open cannot be removed anyway
@@ -42,7 +44,7 @@ def take(path: Path) -> bool:
         return False
     finally:
         if not is_ours:
-            os.close(handle)
+            close(handle)
     return still_there
 
 
@@ -72,4 +74,4 @@ def unleased(path: Path) -> Iterator[bool]:
             free = True
         yield free
     finally:
-        os.close(handle)
+        close(handle)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import filelock
 
-from kernelhub.durable import PRIVATE_FILE, host, is_alive
+from kernelhub.durable import PRIVATE_FILE, close, host, is_alive
 from kernelhub.errors import LockTimeout
 
 try:
@@ -130,14 +130,14 @@ def _attempt(path: Path, mode: int) -> Callable[[], None] | None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _write_holder(handle)
     except OSError as error:
-        os.close(handle)
+        close(handle)
         if error.errno in _NO_LOCKS:
             raise _NoLocks(error.strerror) from None
         if error.errno in _BUSY:
             return None
         raise
     except BaseException:
-        os.close(handle)
+        close(handle)
         raise
     return lambda: _release(handle)
 
@@ -152,7 +152,7 @@ def _write_holder(handle: int) -> None:
 def _release(handle: int) -> None:
     with contextlib.suppress(OSError):
         os.ftruncate(handle, 0)
-    os.close(handle)
+    close(handle)
 
 
 def _attempt_elsewhere(path: Path) -> Callable[[], None] | None:

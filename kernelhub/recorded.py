@@ -5,16 +5,16 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import hashlib
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from kernelhub import setting
 from kernelhub.buildpath import METADATA
 from kernelhub.errors import DigestMismatch, HubUnavailable, NotCached
 from kernelhub.index import Builds, ContentHash, Index, ListedFile, Refs
 from kernelhub.store import open_regular
-from kernelhub.verify import hash_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -235,8 +235,9 @@ class RememberingIndex:
         """See Index.stream; a stored file that was damaged is asked for again."""
         _, build, below = path.split("/", 2)
         stored = self._store.find(repo_id, commit, build)
-        if stored and _is_intact(stored, below):
-            return self._recorded.stream(repo_id, commit, path, offset)
+        intact = _open_intact(stored, below) if stored else None
+        if intact is not None:
+            return _chunks(intact, offset)
         if below == METADATA and not offset and expected is not None:
             return self._metadata(repo_id, commit, path, expected)
         return self._hub.stream(repo_id, commit, path, offset, expected=expected)
@@ -327,13 +328,28 @@ class RememberingIndex:
                 self._reporter.warn(f"kernel {repo_id}: branch {branch} moved from {before[:12]} to {now[:12]}")
 
 
-def _is_intact(stored: StoredBuild, path: str) -> bool:
-    """Is this file of a stored build what was stored?"""
+def _open_intact(stored: StoredBuild, path: str) -> BinaryIO | None:
+    """A file of a stored build, open, so that pruning cannot take it away; None unless it is what was stored."""
     expected = next((file.sha256 for file in stored.manifest.files if file.path == path), None)
     try:
-        return hash_file(stored.files_folder / path) == expected
+        file = open_regular(stored.files_folder / path)
     except OSError:
-        return False
+        return None
+    hasher = hashlib.sha256()
+    with contextlib.suppress(OSError):
+        while chunk := file.read(_CHUNK):
+            hasher.update(chunk)
+        if hasher.hexdigest() == expected:
+            return file
+    file.close()
+    return None
+
+
+@contextlib.contextmanager
+def _chunks(file: BinaryIO, offset: int) -> Iterator[Iterator[bytes]]:
+    with file:
+        file.seek(offset)
+        yield iter(lambda: file.read(_CHUNK), b"")
 
 
 def _trusted_of(record: dict[str, Any] | None) -> bool | None:

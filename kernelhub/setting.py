@@ -119,7 +119,11 @@ def policy_path() -> Path | None:
         folder = usable_path(Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")) / "kernelhub"
     except InvalidConfig:  # nobody's home: no policy either
         return None
-    return next((path for path in [folder / "kernelhub.toml"] if path.is_file()), None)
+    try:
+        return next((path for path in [folder / "kernelhub.toml"] if path.is_file()), None)
+    except OSError as error:  # there may be a policy, and nobody can tell what it forbids
+        problem = f"cannot be looked into ({error.strerror})"
+        raise InvalidConfig(str(folder), problem, "a readable folder", "variable XDG_CONFIG_HOME") from error
 
 
 def hf_home() -> Path:

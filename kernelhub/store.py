@@ -113,6 +113,7 @@ class Store:
         self._file_mode = SHARED_FILE if self.shared else PRIVATE_FILE
         self._folder_mode = SHARED_FOLDER if self.shared else PRIVATE_FOLDER
         self._is_checked = False
+        self._damaged: set[Path] = set()
 
     def find(self, repo_id: str, commit: str, variant: str) -> StoredBuild | None:
         """The stored build, or None; incomplete builds are never visible."""
@@ -304,11 +305,16 @@ class Store:
             write_json(path, answer, self.root / "tmp", self._file_mode)
 
     def recorded(self, kind: str, name: str) -> dict[str, Any] | None:
-        """A remembered answer, with the ``time`` it was given, or None; a damaged one counts as none."""
+        """A remembered answer, with the ``time`` it was given, or None; a damaged one counts as none, and is told."""
         self._check_root()
-        data = read_json(self._record_path(kind, name))
-        readable = data and data.get("name") == name and isinstance(data.get("time"), (int, float))
-        return data if readable else None
+        path = self._record_path(kind, name)
+        data = read_json(path)
+        if data is not None and data.get("name") == name and isinstance(data.get("time"), (int, float)):
+            return data
+        if (data is None or "name" not in data) and path not in self._damaged and os.access(path, os.F_OK):
+            self._damaged.add(path)
+            self._reporter.warn(f"what the store remembers of {name} is damaged ({path}): it counts as forgotten")
+        return None
 
     def sweep(self) -> None:
         """Remove what dead processes left in ``tmp``."""

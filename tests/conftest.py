@@ -83,7 +83,7 @@ def background() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def settle(seconds: float = 0.5) -> None:
+def settle(seconds: float = 2.0) -> None:
     """Let requests end that a load began and then had no use for: their session must not be closed under them."""
     end = time.monotonic() + seconds
     for thread in threading.enumerate():

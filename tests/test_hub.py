@@ -22,6 +22,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import settle
 from huggingface_hub import close_session
 from kernel_repository import trust, write_build
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
@@ -472,6 +473,7 @@ def test_s_21_the_token_goes_to_its_own_host_only_and_is_never_shown(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    settle()
     close_session()
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate[1]))
     url, seen = content_host
@@ -485,6 +487,7 @@ def test_s_21_the_token_goes_to_its_own_host_only_and_is_never_shown(
     sent = [record.headers.get("authorization") for record in hub.requests if "harness" not in record.path]
     assert set(sent) == {f"Bearer {TOKEN}"}
     assert TOKEN not in caplog.text
+    settle()
     close_session()
 
 

@@ -23,8 +23,8 @@ HEAVY = ("torch", "transformers", "huggingface_hub")
 # Lowest first: a module imports from lines above its own only. A package counts as one module.
 ORDER = """
     errors
-    archive backend buildpath document durable elf lease mode parallel pythondepend reporter revision setting
-    capability index liger machine manifest mutex request retry variant
+    archive backend buildpath document durable elf mode parallel pythondepend reporter revision setting
+    capability index liger lease machine manifest mutex request retry variant
     config environment folder lockfile metadata policy project repository_folder transfer
     compatibility hub_routes preflight store trust
     hub resolution serve source verify

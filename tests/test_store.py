@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import Recorder
 
 from kernelhub import lease
 from kernelhub.errors import CacheError, CacheFullError, InvalidConfig, LockTimeout
@@ -117,7 +118,12 @@ def test_a_damaged_record_counts_as_absent(store: Store, damage: str) -> None:
     assert (store.recorded("publishers", "acme") or {})["trusted"] is True
     [path] = store.root.glob("hubs/*/records/publishers/*.json")
     path.write_bytes(damage.encode("latin-1"))
-    assert store.recorded("publishers", "acme") is None
+    reporter = Recorder()
+    again = Store(store.root, store.endpoint, reporter=reporter)
+    for _ in range(2):
+        assert again.recorded("publishers", "acme") is None
+        assert again.recorded("publishers", "nobody") is None
+    assert len(reporter.warnings) == (0 if '"name"' in damage else 1)
 
 
 def test_a_record_of_another_name_does_not_answer(store: Store) -> None:

@@ -174,9 +174,9 @@ def test_s_18_damage_that_no_stat_shows_is_found_in_a_shared_store(stored: Store
         {file.path: FileStat.of((stored.files_folder / file.path).stat()) for file in stored.manifest.files}
     )
     verify_stored(stored, resolution)  # a private store believes its receipt
-    with pytest.raises(DigestMismatch, match="'parts/table.py' has changed"):
+    with pytest.raises(DigestMismatch, match=r"'parts/table\.py' has changed"):
         verify_stored(dataclasses.replace(stored, always_hash=True), resolution)
-    with pytest.raises(DigestMismatch, match="'parts/table.py' has changed"):
+    with pytest.raises(DigestMismatch, match=r"'parts/table\.py' has changed"):
         rehash(stored)
 
 

@@ -107,7 +107,7 @@ def among_processes() -> bool:
 def has_split_weight(module: nn.Module) -> bool:
     """Is a weight sharded or empty already?"""
     for weight in module._parameters.values():
-        if weight is not None and (type(weight) is not nn.Parameter or 0 in weight.shape) and is_split(weight):
+        if weight is not None and (type(weight) is not nn.Parameter or weight.numel() == 0) and is_split(weight):
             return True
     return False
 
@@ -122,7 +122,7 @@ def is_split(value: object) -> bool:
     ZeRO-3 keeps a weight empty outside the call of its module; a DTensor computes by its own rules.
     """
     if type(value) is nn.Parameter:
-        return 0 in value.shape
+        return value.numel() == 0
     return isinstance(value, torch.Tensor) and hasattr(value, "placements")
 
 

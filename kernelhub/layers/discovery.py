@@ -72,9 +72,14 @@ class _Place(NamedTuple):
     again: bool  # the same module was met under another path before
 
 
-def discover(model: nn.Module, entries: Iterable[LayerEntry]) -> Discovery:
-    """Find the targets of each entry, in the order of ``model.named_modules()``; changes nothing."""
-    places = _places(model)
+def discover(
+    model: nn.Module, entries: Iterable[LayerEntry], walked: Iterable[tuple[str, nn.Module]] | None = None
+) -> Discovery:
+    """Find the targets of each entry, in the order of ``model.named_modules()``; changes nothing.
+
+    ``walked`` is what ``walk(model)`` gave, where that is at hand.
+    """
+    places = _places(walk(model) if walked is None else walked)
     entries = tuple(entries)
     found = {entry.layer: tuple(_targets(entry, places)) for entry in entries}
     if len(entries) == 1:
@@ -85,7 +90,7 @@ def discover(model: nn.Module, entries: Iterable[LayerEntry]) -> Discovery:
 
 def layer_names(model: nn.Module) -> tuple[str, ...]:
     """The layer names that an entry for this model may use: marks, structures, and short class names."""
-    places = [place for place in _places(model) if not place.again]
+    places = [place for place in _places(walk(model)) if not place.again]
     marks = [name for place in places for name in _marks(place.module)]
     structures = [key for key in (*STRUCTURES, *FUNCTIONS) if not all(t.misfit for t in _by_structure(key, places))]
     # A class that leaves forward to nn.Module (ModuleList) is a container, not a layer.
@@ -111,11 +116,11 @@ def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             stack += [(start + name, child) for name, child in reversed(module._modules.items()) if child is not None]
 
 
-def _places(model: nn.Module) -> list[_Place]:
+def _places(walked: Iterable[tuple[str, nn.Module]]) -> list[_Place]:
     seen: set[int] = set()
     places = []
-    for path, module in walk(model):
-        places.append(_Place(path, module, id(module) in seen))
+    for path, module in walked:
+        places.append(_Place._make((path, module, id(module) in seen)))
         seen.add(id(module))
     return places
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from kernelhub.errors import UnknownLayer, VerificationError, did_you_mean
 from kernelhub.layers import binding, choosing
-from kernelhub.layers.decision import LEFT_ALONE, NO_ERRORS, Decider, Decision, Kernel, settle
+from kernelhub.layers.decision import LEFT_ALONE, NO_ERRORS, NO_KERNELS, Decider, Decision, Kernel, settle
 from kernelhub.layers.discovery import ROOT, discover, function_modules, walk
 from kernelhub.layers.report import Report, Row
 from kernelhub.mode import SERVED, Mode
@@ -60,9 +60,10 @@ def kernelize(
         VerificationError: a kernel is not what it should be; also when not strict.
         KernelHubError: (strict) the error of ``load`` for an entry that binds nothing.
     """
-    earlier = _suspended(model)
+    walked = list(walk(model))
+    earlier = _suspended(walked)
     try:
-        current = mode_of(model)
+        current = _mode_of(walked)
         decider = Decider(
             model,
             mode,
@@ -71,7 +72,7 @@ def kernelize(
             lambda error: not isinstance(error, VerificationError),
             current=current,
         )
-        rows, decisions = _decide(config, discover(model, config.entries), decider, mode or current, strict)
+        rows, decisions = _decide(config, discover(model, config.entries, walked), decider, mode or current, strict)
         _Binder().bind_all(decisions)
         result = Report((*rows, *(row for decision in decisions for row in decision.rows)))
         binding.keep_report(model, result)
@@ -85,7 +86,7 @@ def kernelize(
 @contextmanager
 def kernelized(model: Model, bind: Callable[[Model], object]) -> Iterator[Model]:
     """``bind`` the model for the time of a ``with`` block; afterwards it has the kernels that it had before, if any."""
-    earlier = _suspended(model)
+    earlier = _suspended(walk(model))
     _resume(model, earlier)
     bind(model)
     try:
@@ -111,7 +112,7 @@ def plan(
 
 def unkernelize(model: Model) -> Model:
     """Give every layer its own forward back and remove all traces; returns the model."""
-    for module in _recorded(model):
+    for module in _recorded(walk(model)):
         binding.unbind(module)
     return model
 
@@ -126,7 +127,11 @@ def report(model: nn.Module) -> Report:
 
 def mode_of(model: nn.Module) -> Mode:
     """Training as soon as one module trains: gradients also flow through modules that are in evaluation mode."""
-    return Mode.of(training=any(module.training for _, module in walk(model)))
+    return _mode_of(walk(model))
+
+
+def _mode_of(walked: Iterable[tuple[str, nn.Module]]) -> Mode:
+    return Mode.of(training=any(module.training for _, module in walked))
 
 
 def _decide(
@@ -173,8 +178,8 @@ def _unknown_row(layer: str, names: Sequence[str], mode: Mode) -> Row:
     return Row("", layer, reason=reason, mode=mode.value)
 
 
-def _suspended(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:
-    return [(module, binding.suspend(module)) for module in _recorded(model)]
+def _suspended(walked: Iterable[tuple[str, nn.Module]]) -> list[tuple[nn.Module, dict[str, Any]]]:
+    return [(module, binding.suspend(module)) for module in _recorded(walked)]
 
 
 def _resume(model: nn.Module, earlier: Iterable[tuple[nn.Module, Mapping[str, Any]]]) -> None:
@@ -202,7 +207,7 @@ class _Binder:
     def bind_all(self, decisions: Iterable[Decision]) -> None:
         accepted: dict[int, list[Decision]] = {}
         for decision in decisions:
-            if decision.accepted:
+            if decision.kernels is not NO_KERNELS:
                 accepted.setdefault(id(decision.target.module), []).append(decision)
         for group in accepted.values():
             first = group[0]
@@ -304,8 +309,15 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield f"{path}.{name}".lstrip("."), function
 
 
-def _recorded(model: nn.Module) -> list[nn.Module]:
-    found = {id(module): module for _, module in _walk(model) if binding.RECORD in module.__dict__}
+def _recorded(walked: Iterable[tuple[str, nn.Module]]) -> list[nn.Module]:
+    """The modules with a record, those of functions included."""
+    found: dict[int, nn.Module] = {}
+    for _, module in walked:
+        state = module.__dict__
+        if binding.RECORD in state:
+            found[id(module)] = module
+        if "_kernel_funcs" in state:
+            found.update((id(each), each) for _, each in function_modules(module) if binding.RECORD in vars(each))
     return list(found.values())
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from layers.tiny_model import IDS, tiny
 from torch import nn
 
 import kernelhub
 from company.embedded import LABELS, kernelized
-from layers.tiny_model import IDS, tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,7 +162,11 @@ def tensor_parallel(bind: bool, late: bool) -> Any:
 
     def split(model: Any) -> Any:
         mesh = init_device_mesh("cpu", (WORLD,))
-        plan = {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+        plan = {
+            "mlp.gate_proj": ColwiseParallel(),
+            "mlp.up_proj": ColwiseParallel(),
+            "mlp.down_proj": RowwiseParallel(),
+        }
         for layer in model.model.layers:
             parallelize_module(layer, mesh, plan)
             distribute_module(

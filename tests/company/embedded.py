@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from layers.tiny_model import IDS, tiny
 from torch import nn
 
 import kernelhub
 from kernelhub.config import KernelConfig
-from layers.tiny_model import IDS, tiny
 
 CONFIG = KernelConfig.from_liger(source="builtin")
 LABELS = IDS.masked_fill(IDS % 7 == 0, -100)

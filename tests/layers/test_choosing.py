@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from kernelhub.config import KernelChoice
 
 
-
 class PassOn(nn.Module):
     """Computes nothing: a machine without CUDA can pretend to have its tensors, not to compute with them."""
 

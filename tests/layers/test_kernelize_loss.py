@@ -133,9 +133,7 @@ def test_the_kernel_for_training_is_the_loss_in_every_mode() -> None:
         symbol = str(choice.request.symbol)
         return LoadedSymbol(symbols[symbol], "org/repo@0123abc", "torch-cpu", symbol)
 
-    kernelize(
-        model, {"ForCausalLMLoss": {"cpu": {"training": "o/r:loss", "inference": "o/r:LossLayer"}}}, load=load
-    )
+    kernelize(model, {"ForCausalLMLoss": {"cpu": {"training": "o/r:loss", "inference": "o/r:LossLayer"}}}, load=load)
     CALLS.clear()
     assert [loss_of(model.train(flag)) for flag in (True, False)] == [7, 7]
     assert CALLS == ["loss", "loss"]

@@ -97,7 +97,7 @@ def test_a_train_method_of_the_users_own_switches_too() -> None:
     model.train()
     assert (model(1), model.switched) == (10, [False, True])
     other = Outer()
-    other.inner.train = lambda mode=True: setattr(other.inner, "training", mode) or other.inner  # type: ignore
+    other.inner.train = lambda mode=True: setattr(other.inner, "training", mode) or other.inner  # type: ignore[method-assign]
     bound(PER_MODE, other)
     assert (other.eval()(1), other.train()(1)) == (100, 10)
 

@@ -8,8 +8,11 @@ import pytest
 from kernelhub.layers.report import Report, Row, one_line
 
 ROWS = (
-    *(Row(f"model.layers.{i}.norm", "RMSNorm", "org/repo@0123abc", "torch-cuda", "Norm", "bound", "", "any") for i in range(12)),
-    Row("model.norm", "RMSNorm", "org/repo@0123abc", "torch-cuda", "Norm", "bound", "", "inference", "own forward else"),
+    *(
+        Row(f"model.layers.{i}.norm", "RMSNorm", "org/repo@0123abc", "torch-cuda", "Norm", "bound", "", "any")
+        for i in range(12)
+    ),
+    Row("model.norm", "RMSNorm", "org/repo@0123abc", "torch-cuda", "Norm", "bound", "", "inference", "own one else"),
     Row("(model)", "ForCausalLM", reason="left alone by the config"),
     Row("", "MPL", reason="no layer of this model answers to 'MPL'\nat all"),
 )
@@ -27,7 +30,7 @@ def test_the_table_groups_layers_that_differ_in_their_number_only() -> None:
     assert str(Report(ROWS)).splitlines() == [
         "STATE    MODULE                    LAYER        MODE       KERNEL                 VARIANT OR REASON",
         "bound    model.layers.*.norm (12)  RMSNorm      any        org/repo@0123abc:Norm  torch-cuda",
-        "bound    model.norm                RMSNorm      inference  org/repo@0123abc:Norm  torch-cuda; own forward else",
+        "bound    model.norm                RMSNorm      inference  org/repo@0123abc:Norm  torch-cuda; own one else",
         "skipped  (model)                   ForCausalLM  -          -                      left alone by the config",
         "skipped  -                         MPL          -          -                      "
         "no layer of this model answers to 'MPL' at all",
