@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from kernelhub.buildpath import METADATA
 from kernelhub.errors import IncompleteDownload, KernelHubError
+from kernelhub.index import split_path
 from kernelhub.metadata import Metadata
 from kernelhub.parallel import begin, run_all
 from kernelhub.request import KernelRequest
@@ -174,7 +175,7 @@ class FetchingIndex:
         self, repo_id: str, commit: str, path: str, offset: int = 0, *, expected: ListedFile | None = None
     ) -> AbstractContextManager[Iterator[bytes]]:
         """See Index.stream."""
-        _, build, below = path.split("/", 2)
+        build, below = split_path(path)
         files = checked_files(self._files.get((repo_id, commit, build), ()))
         if below == METADATA and expected in files and sum(file.size for file in files) <= _SMALL_BUILD:
             request = KernelRequest(repo_id)
@@ -245,7 +246,7 @@ class _Body:
         if self._unsynced >= _SYNC_EVERY:
             self._unsynced = 0
             self._syncs.append(begin(partial(_sync_and_close, os.dup(self._file.fileno()))))
-        self._reporter.download_advanced(self._build, len(chunk))
+        self._advance(len(chunk))
 
     def sync(self) -> None:
         """Have all of it on the disk; most of a large file was written there while more arrived."""
@@ -254,7 +255,11 @@ class _Body:
         os.fsync(self._file.fileno())
 
     def _restart(self) -> None:
-        self._reporter.download_advanced(self._build, -self.size)
+        self._advance(-self.size)
         self._file.seek(0)
         self._file.truncate()
         self._hasher = self._listed.hasher()
+
+    def _advance(self, size: int) -> None:
+        self._reporter.download_advanced(self._build, size)
+        self._reporter.file_advanced(self._build, self._listed.path, size, self._listed.size)

@@ -125,3 +125,10 @@ class Index(Protocol):
 
         What the server announces is compared with ``expected``; comparing the bytes is up to who reads them.
         """
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """Build folder and path below it of ``build/<variant>/<path>``; no folder for files elsewhere in a repository."""
+    top, _, rest = path.partition("/")
+    build, _, below = rest.partition("/")
+    return (build, below) if top == "build" and below else ("", path)

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 TELL_SECONDS = 10.0  # how often somebody who waits is told who holds the lock
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
+_BREAK_SECONDS = 60.0  # far longer than reading and removing one small file takes
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _HOLDER_BYTES = 1000
@@ -187,14 +187,20 @@ def _attempt_soft(path: Path, mode: int) -> Callable[[], None] | None:
 
 
 def _break(path: Path, holder: Holder) -> None:
-    """Move a dead process's file aside, so that of several who see it dead only one takes it away."""
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    with contextlib.suppress(OSError):
-        path.rename(aside)
-        if Holder.read(aside) == holder:
-            aside.unlink()
-        else:  # somebody was faster, and this is a new one
-            aside.rename(path)
+    """Take a dead process's file away, one process at a time: what is there then is surely still the dead one's."""
+    guard = path.with_name(f"{path.name}.breaking")
+    try:
+        os.close(os.open(guard, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE))
+    except FileExistsError:
+        with contextlib.suppress(OSError):
+            if time.time() - guard.stat().st_mtime > _BREAK_SECONDS:  # whoever was breaking died in between
+                guard.unlink()
+        return
+    try:
+        if Holder.read(path) == holder:
+            path.unlink(missing_ok=True)
+    finally:
+        guard.unlink(missing_ok=True)
 
 
 def _soft(path: Path) -> Path:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from kernelhub import setting
 from kernelhub.buildpath import METADATA
 from kernelhub.errors import DigestMismatch, HubUnavailable, NotCached
-from kernelhub.index import Builds, ContentHash, Index, ListedFile, Refs
+from kernelhub.index import Builds, ContentHash, Index, ListedFile, Refs, split_path
 from kernelhub.store import open_regular
 
 if TYPE_CHECKING:
@@ -86,9 +86,13 @@ class RecordedIndex:
     def stream(
         self, repo_id: str, commit: str, path: str, offset: int = 0, *, expected: ListedFile | None = None
     ) -> Iterator[Iterator[bytes]]:
-        """See Index.stream: the bytes of a stored file."""
-        _, build, below = path.split("/", 2)
+        """See Index.stream: the bytes of a stored file, or the metadata that resolution has read of another build."""
+        build, below = split_path(path)
         stored = self._store.find(repo_id, commit, build)
+        remembered = self.body(f"{repo_id}@{commit}/{path}", expected) if stored is None and expected else None
+        if remembered is not None:
+            yield iter([remembered[offset:]])
+            return
         if stored is None:
             raise self._not_cached(f"build {build} of kernel {repo_id} at {commit}", f"{repo_id}@{commit}")
         try:
@@ -99,6 +103,14 @@ class RecordedIndex:
         with file:
             file.seek(offset)
             yield iter(lambda: file.read(_CHUNK), b"")
+
+    def body(self, name: str, listed: ListedFile) -> bytes | None:
+        """A small file that was recorded on its own, if it is what the listing promises."""
+        recorded = (self._store.recorded("metadata", name) or {}).get("base64")
+        with contextlib.suppress(binascii.Error, ValueError):
+            data = base64.b64decode(recorded) if isinstance(recorded, str) else b""
+            return data if listed.matches(data) else None
+        return None
 
     def _not_cached(self, what: str, request: str) -> NotCached:
         return NotCached(what, self._store.root, f"kernelhub prefetch '{request}'")
@@ -219,8 +231,20 @@ class RememberingIndex:
             known = _builds_of(self._store.recorded("listings", name))
             if known is not None:
                 return known
-            builds = self._hub.builds(repo_id, commit)
+            try:
+                builds = self._hub.builds(repo_id, commit)
+            except HubUnavailable as error:
+                return self._stored_builds(repo_id, commit, error)
             self._store.record("listings", name, {"builds": builds})
+        return builds
+
+    def _stored_builds(self, repo_id: str, commit: str, error: HubUnavailable) -> Builds:
+        """Without the Hub and its listing, the builds that are here (from a bundle, say) are all there are."""
+        try:
+            builds = self._recorded.builds(repo_id, commit)
+        except NotCached:
+            raise error from None
+        self._reporter.warn(f"{error}; choosing among the stored builds of kernel {repo_id}")
         return builds
 
     def files(self, repo_id: str, commit: str, build: str) -> tuple[ListedFile, ...]:
@@ -233,7 +257,7 @@ class RememberingIndex:
         self, repo_id: str, commit: str, path: str, offset: int = 0, *, expected: ListedFile | None = None
     ) -> contextlib.AbstractContextManager[Iterator[bytes]]:
         """See Index.stream; a stored file that was damaged is asked for again."""
-        _, build, below = path.split("/", 2)
+        build, below = split_path(path)
         stored = self._store.find(repo_id, commit, build)
         intact = _open_intact(stored, below) if stored else None
         if intact is not None:
@@ -246,22 +270,15 @@ class RememberingIndex:
     def _metadata(self, repo_id: str, commit: str, path: str, listed: ListedFile) -> Iterator[Iterator[bytes]]:
         """A build's metadata: resolution reads it before anything is fetched, so it is remembered on its own."""
         name = f"{repo_id}@{commit}/{path}"
-        data = self._recorded_body(name, listed)
+        data = self._recorded.body(name, listed)
         if data is None:
             with self._store.asking(name):
-                data = self._recorded_body(name, listed)
+                data = self._recorded.body(name, listed)
                 if data is None:
                     data = self._read_body(repo_id, commit, path, listed)
                     if listed.matches(data):
                         self._store.record("metadata", name, {"base64": base64.b64encode(data).decode()})
         yield iter([data])
-
-    def _recorded_body(self, name: str, listed: ListedFile) -> bytes | None:
-        body = (self._store.recorded("metadata", name) or {}).get("base64")
-        with contextlib.suppress(binascii.Error, ValueError):
-            data = base64.b64decode(body) if isinstance(body, str) else b""
-            return data if listed.matches(data) else None
-        return None
 
     def _read_body(self, repo_id: str, commit: str, path: str, listed: ListedFile) -> bytes:
         """What was announced, or what came instead, which is for the reader to refuse; at most one byte more."""

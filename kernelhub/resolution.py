@@ -14,16 +14,19 @@ from kernelhub.buildpath import METADATA, check_paths, is_bytecode
 from kernelhub.compatibility import Selection, judge_archs, select
 from kernelhub.errors import (
     DigestMismatch,
+    IncompleteDownload,
     InvalidMetadata,
     InvalidPath,
     KernelDependencyError,
     NoCompatibleVariant,
+    NotCached,
     RepositoryNotFound,
     RevisionNotFound,
     UntrustedPublisher,
 )
 from kernelhub.folder import LocalFolder, open_builtin
 from kernelhub.metadata import MAX_BYTES, Metadata
+from kernelhub.redirect import MAX_STATUS_BYTES, STATUS_FILE, read_redirect
 from kernelhub.request import KernelRequest
 from kernelhub.revision import Revision, RevisionKind
 from kernelhub.store import open_regular
@@ -125,6 +128,7 @@ class _Resolver:
         self._index = index
         self._trust = trust
         self._done: dict[tuple[str, Revision | None], Resolution] = {}
+        self._followed: set[str] = set()
 
     def resolve(self, request: KernelRequest, parents: tuple[str, ...]) -> Resolution:
         if request.repo_id is None:
@@ -145,6 +149,9 @@ class _Resolver:
         self._trust.check_commit(repo_id, commit)
         chosen = self._choose(repo_id, commit)
         if isinstance(chosen, Selection):
+            redirect = None if _considered(chosen) else self._redirect(repo_id, commit)
+            if redirect is not None:
+                return self._follow(request, repo_id, redirect, parents)
             raise self._no_compatible(repo_id, commit, revision, chosen)
         name = f"{request.name}@{request.revision}"
         return Resolution(
@@ -172,14 +179,28 @@ class _Resolver:
                 self._index.builds(repo_id, commit)
             raise
 
-    def _follow(self, request: KernelRequest, repo_id: str, moved_to: str, parents: tuple[str, ...]) -> Resolution:
-        """Resolve a renamed repository at its new name, which has to be trusted on its own; one hop only (S-04)."""
+    def _follow(
+        self, request: KernelRequest, repo_id: str, moved_to: str | KernelRequest, parents: tuple[str, ...]
+    ) -> Resolution:
+        """Resolve a moved repository at its new name, which has to be trusted on its own; one hop only (S-04, S-05)."""
         name = f"{request.name}@{request.revision}"
-        if self._index.refs(moved_to).moved_to is not None:
-            raise RepositoryNotFound(repo_id, self._index.name, f"it moved to {moved_to}, which moved again")
-        destination = replace(request, repo_id=moved_to)
-        resolution = self.resolve(destination, (*parents, name))
-        return replace(resolution, notes=(f"{repo_id} has moved to {moved_to}", *resolution.notes))
+        destination = replace(request, repo_id=moved_to) if isinstance(moved_to, str) else moved_to
+        if repo_id in self._followed or self._index.refs(destination.name).moved_to is not None:
+            raise RepositoryNotFound(repo_id, self._index.name, f"it moved to {destination.name}, which moved again")
+        self._followed.add(destination.name)
+        resolution = self.resolve(replace(destination, symbol=request.symbol), (*parents, name))
+        return replace(resolution, notes=(f"{repo_id} has moved to {destination}", *resolution.notes))
+
+    def _redirect(self, repo_id: str, commit: str) -> KernelRequest | None:
+        """Where a repository without builds says that its kernel is now (S-05)."""
+        data = bytearray()
+        try:
+            with self._index.stream(repo_id, commit, STATUS_FILE) as chunks:
+                for chunk in chunks:
+                    data += chunk[: MAX_STATUS_BYTES + 1 - len(data)]
+        except (IncompleteDownload, NotCached):  # it has no such file
+            return None
+        return read_redirect(bytes(data), f"{repo_id}@{commit[:12]}")
 
     def _dependencies(self, metadata: Metadata | None, parents: tuple[str, ...]) -> tuple[Resolution, ...]:
         wanted = metadata.kernel_depends if metadata else ()
@@ -248,6 +269,11 @@ class _Resolver:
             revision = str(request.revision or "folder")
             raise NoCompatibleVariant(local.label, revision, self._environment, selection.rejected)
         return local.builds[str(selection.best)], selection
+
+
+def _considered(selection: Selection) -> bool:
+    """Was there any build to judge?"""
+    return bool(selection.accepted or selection.rejected or selection.unknown)
 
 
 def find_commit(repo_id: str, revision: Revision, index: Index) -> str:

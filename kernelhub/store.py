@@ -284,7 +284,10 @@ class Store:
             CacheFullError: with the folder, the bytes needed and the bytes free.
         """
         self._prepare()
-        free = shutil.disk_usage(self.root).free
+        try:
+            free = shutil.disk_usage(self.root).free
+        except OSError as error:
+            raise self.unwritable(error) from error
         if free < size + _MARGIN:
             raise CacheFullError(self.root, "disk full", size + _MARGIN, free)
 

@@ -25,7 +25,7 @@ ORDER = """
     errors
     archive backend buildpath document durable elf mode parallel pythondepend reporter revision setting
     capability index liger lease machine manifest mutex request retry variant
-    config environment folder lockfile metadata policy project repository_folder transfer
+    config environment folder lockfile metadata policy project redirect repository_folder transfer
     compatibility hub_routes preflight store trust
     hub resolution serve source verify
     assortment explanation fetch hfcache inventory loader locked recorded

@@ -107,7 +107,6 @@ def test_another_machine_follows_a_lock_offline(root: Path, session: Session, tm
     assert hub.requests == []
 
 
-@pytest.mark.xfail(reason="the offline index does not read the metadata that was recorded", strict=False)
 def test_a_best_build_that_its_metadata_rules_out_does_not_stop_an_offline_load(root: Path, session: Session) -> None:
     """What resolution read of a build that it then refused is needed again offline."""
     write_build(root, "org/picky", "v1", "torch213-cxx11-cu130-x86_64-linux", {"__init__.py": ""}, archs=["12.0"])

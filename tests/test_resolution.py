@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -330,3 +331,70 @@ def test_s_34_a_folder_that_is_no_variant_is_told_and_not_used(
 def test_a_request_for_a_folder_takes_no_revision(session: Session) -> None:
     with pytest.raises(InvalidRequest, match="a local folder has no revision"):
         load_kernel("/tmp", version=1, session=session)
+
+
+# S-05: a file in a repository that says where its kernel is now
+
+
+def write_status(hub_root: Path, text: str) -> None:
+    """A repository old/kernel without builds, with that kernel-status.toml."""
+    folder = hub_root / "old" / "kernel" / "v1"
+    folder.mkdir(parents=True)
+    (folder / "kernel-status.toml").write_text(text)
+    trust(hub_root, "old")
+
+
+STATUS = 'kind = "redirect"\ndestination = "new/kernel"\nrevision = "{}"\n'
+
+
+def test_s_05_a_redirect_file_is_followed_to_a_version_that_is_trusted_on_its_own(
+    session: Session, hub_root: Path, reporter: Recorder
+) -> None:
+    write_status(hub_root, STATUS.format("v2"))
+    write_build(hub_root, "new/kernel", "v2", "torch-cpu", {"__init__.py": ""})
+    with pytest.raises(UntrustedPublisher, match="'new/kernel'"):
+        session.resolve(KernelRequest.parse("old/kernel"))
+    with pytest.raises(UntrustedPublisher, match="'new/kernel'"):  # an opt-in is not carried over
+        session.resolve(KernelRequest.parse("old/kernel"), trust=True)
+    trust(hub_root, "new")
+    fresh = replace(session, cache_dir=session.store.root.parent / "fresh")
+    found = fresh.resolve(KernelRequest.parse("old/kernel:Symbol"))
+    assert (found.name, found.request.symbol) == ("new/kernel", "Symbol")
+    assert "kernel new/kernel" in reporter.warnings[-1]
+    assert "old/kernel has moved to new/kernel@v2" in reporter.warnings[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (STATUS.format("main"), "may move"),
+        (STATUS.format(""), "empty revision"),
+        ('kind = "redirect"\ndestination = "new"\nrevision = "v1"', "no organization"),
+        ('kind = "redirect"\nrevision = "v1"', "not a string"),
+        ("kind", "kernel-status.toml"),
+        ("#" * 5000, "more than 4096 bytes"),
+    ],
+)
+def test_s_05_a_redirect_that_may_lead_anywhere_is_refused(
+    session: Session, hub_root: Path, text: str, problem: str
+) -> None:
+    write_status(hub_root, text)
+    with pytest.raises(InvalidMetadata, match=problem):
+        session.resolve(KernelRequest.parse("old/kernel"))
+
+
+def test_s_05_redirects_form_no_chain(session: Session, hub_root: Path) -> None:
+    write_status(hub_root, STATUS.format("v1"))
+    trust(hub_root, "new")
+    folder = hub_root / "new" / "kernel" / "v1"
+    folder.mkdir(parents=True)
+    (folder / "kernel-status.toml").write_text('kind = "redirect"\ndestination = "old/other"\nrevision = "v1"\n')
+    write_build(hub_root, "old/other", "v1", "torch-cpu", {"__init__.py": ""})
+    with pytest.raises(RepositoryNotFound, match="moved again"):
+        session.resolve(KernelRequest.parse("old/kernel"))
+
+
+def test_s_05_another_status_or_none_leaves_the_repository_without_builds(session: Session, hub_root: Path) -> None:
+    write_status(hub_root, 'kind = "deprecated"\n')
+    with pytest.raises(NoCompatibleVariant, match="has no builds"):
+        session.resolve(KernelRequest.parse("old/kernel"))
