@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -43,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if name.upper().startswith((*_STARTS, *_PROXIES)):
             del os.environ[name]
+    # A job in the background starts with Ctrl-C ignored, and its children would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     home = tempfile.TemporaryDirectory(prefix="kernelhub-tests-")
     config.add_cleanup(home.cleanup)
     os.environ["HF_HOME"] = os.environ["XDG_CONFIG_HOME"] = home.name
