@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from kernelhub.errors import InvalidBackend, did_you_mean
@@ -87,6 +88,7 @@ class Backend:
         return backend_kind(self.name)
 
     @classmethod
+    @lru_cache(maxsize=4096)  # a listing of thousands of builds names few backends
     def parse(cls, text: str) -> Backend:
         """Read the backend part of a compiled variant's name (``cpu``, ``cu1210``, ``rocm714``, ``xpu20253``).
 
@@ -104,6 +106,10 @@ class Backend:
         return cls(kind.name, release)
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         version = "" if self.release is None else f"{self.release.major}{self.release.minor}"
         return f"{self.kind.token}{version}"
 
@@ -112,6 +118,7 @@ class Backend:
         return self.name if self.release is None else f"{self.name} {self.release}"
 
 
+@lru_cache(maxsize=4096)
 def split_release(digits: str, major_digits: int) -> Release | None:
     """Split ``1210`` into 12.10; None for other text, when there is no minor left or a part has a leading zero."""
     major, minor = digits[:major_digits], digits[major_digits:]

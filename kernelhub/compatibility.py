@@ -134,12 +134,12 @@ def check_cpu(variant: Variant, environment: Environment) -> str | None:
 
 def check_torch(variant: Variant, environment: Environment) -> str | None:
     """Torch builds need that minor exactly; stable-ABI builds that Torch or newer; tvm-ffi builds that tvm-ffi."""
+    if variant.release is None:
+        return None
     if variant.framework == TVM_FFI:
         return _check_tvm_ffi(variant, environment)
     if environment.torch is None:
         return "needs Torch, which is not installed"
-    if variant.release is None:
-        return None
     if variant.framework == STABLE_ABI:
         newer = variant.release > environment.torch
         return f"needs Torch {variant.release} or newer, here is {environment.torch}" if newer else None

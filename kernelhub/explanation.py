@@ -48,15 +48,17 @@ class Explanation:
     @property
     def verdict(self) -> str:
         """One line: the choice, or that there is none."""
-        if self.resolution is not None:
-            return f"{self.resolution.variant}, the best of {len(self.selection.accepted)} that fit"
-        return UNKNOWN if self.environment.torch is None else "no build fits"
+        if self.environment.torch is None:
+            return UNKNOWN
+        if self.resolution is None:
+            return "no build fits"
+        return f"{self.resolution.variant}, the best of {len(self.selection.accepted)} that fit"
 
     @property
     def reasons(self) -> dict[str, str]:
         """Every build with why it fits or not, those that fit first, best first."""
         known = self.environment.torch is not None
-        rows = {str(variant): "fits" for variant in self.selection.accepted}
+        rows = {str(variant): "fits" if known else UNKNOWN for variant in self.selection.accepted}
         rows |= {str(each.variant): each.reason if known else UNKNOWN for each in self.selection.rejected}
         return rows | {str(error.value): "ignored: not a build variant" for error in self.selection.unknown}
 

@@ -28,7 +28,7 @@ def versions(
         typer.echo(json.dumps(plain, indent=2))
         return
     for row in rows:
-        best = row.best or ("no build fits" if known else UNKNOWN)
+        best = (row.best or "no build fits") if known else UNKNOWN
         typer.echo(f"v{row.version}  {row.commit[:12]}  {row.builds} builds  {best}")
     if not rows:
         typer.echo("no versions (branches v1, v2, ...)")
