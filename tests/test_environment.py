@@ -322,8 +322,7 @@ def test_a_machine_without_torch_is_described(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_this_machine_is_described() -> None:
-    import torch
-
+    torch = pytest.importorskip("torch")
     environment = Environment.detect()
     assert environment.torch_build == str(torch.__version__)
     assert Environment.parse(str(environment)) == environment

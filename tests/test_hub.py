@@ -675,7 +675,7 @@ def test_r3_neither_ctrl_c_nor_the_end_of_the_process_waits_for_a_stalled_socket
 ) -> None:
     came = stalled(hub, part)
     code = (
-        "import sys; from pathlib import Path; from kernelhub import *\n"
+        "import sys; from pathlib import Path; from kernelhub import Environment, Session, load_kernel\n"
         "session = Session(cache_dir=Path(sys.argv[1]), endpoint=sys.argv[2], token=False,\n"
         "                  environment=Environment.parse('torch=2.13'))\n"
         "load_kernel('acme/relu', session=session)\n"

@@ -489,7 +489,7 @@ def test_a_home_that_nobody_knows_names_the_variables(monkeypatch: pytest.Monkey
     """REF kserve/kserve#3576, OHF-Voice/wyoming-faster-whisper#27: a random user id without a home."""
     for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
     with pytest.raises(InvalidConfig, match=r"KERNELHUB_CACHE, HF_HOME, HOME\): no home folder is known"):
         Store()
 
