@@ -30,7 +30,8 @@ FILES: dict[str, str | bytes] = {
     "__init__.py": "from .parts.table import TWO\nONE = 1\n",
     "parts/table.py": "TWO = 2\n",
 }
-PEER = Path("/tmp/peer/bin/python")
+# The interpreter of an environment with `kernels`; the cache is then filled by the peer itself.
+PEER = Path(os.environ.get("PEER_PYTHON", "no-peer"))
 
 
 @pytest.fixture
