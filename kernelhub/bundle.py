@@ -620,8 +620,6 @@ def _metadata_bytes(build: BundledBuild, folder: Path) -> bytes | None:
 def _copy(source: Path, target: Path) -> None:
     with source.open("rb") as body, target.open("xb") as file:
         shutil.copyfileobj(body, file, _CHUNK)
-        file.flush()
-        os.fsync(file.fileno())
     target.chmod(0o444)
 
 

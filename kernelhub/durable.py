@@ -50,18 +50,22 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def write_json(path: Path, data: Mapping[str, Any], scratch: Path, mode: int = PRIVATE_FILE) -> None:
-    """Replace a file as a whole: readers see the old content or the new one, also after a crash.
+def write_json(
+    path: Path, data: Mapping[str, Any], scratch: Path, mode: int = PRIVATE_FILE, *, durable: bool = True
+) -> None:
+    """Replace a file as a whole: readers see the old content or the new one, also after a crash of the process.
 
-    ``scratch`` is a folder of the same file system where dead processes' leftovers are swept.
+    ``scratch`` is a folder of the same file system where dead processes' leftovers are swept. What counts as absent
+    when it is damaged need not be ``durable``: a power cut may then damage it, and nobody waits for the disk.
     """
     temporary = scratch / temporary_name()
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), mode)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(data, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -69,14 +73,19 @@ def write_json(path: Path, data: Mapping[str, Any], scratch: Path, mode: int = P
         raise
 
 
+def sync_file(path: Path) -> None:
+    """Have the content of a file on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable."""
     with contextlib.suppress(OSError):  # not every file system lets a folder be opened for this
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_file(path)
 
 
 def make_folder(path: Path, root: Path, mode: int = PRIVATE_FOLDER) -> None:

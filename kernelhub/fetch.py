@@ -36,7 +36,7 @@ MAX_BUILD_BYTES = 16 << 30
 _ROUNDS = 2  # a body that arrives whole but wrong is fetched once more
 _PARALLEL = 8
 _SMALL_BUILD = 1 << 20  # bytes; asking for less than that costs more than getting it
-_SYNC_EVERY = 32 << 20
+_SYNC_EVERY = 16 << 20
 _PATIENCE = 1.0  # seconds that a failed or interrupted download waits for the other bodies to stop
 
 
@@ -112,7 +112,7 @@ def _download_file(
             body.append(resolution.metadata_bytes)  # resolution has read it already
         else:
             _receive(body, index)
-        body.sync()
+        body.settle()
     target.chmod(0o444)
     return StoredFile(listed.path, listed.size, body.sha256)
 
@@ -248,11 +248,10 @@ class _Body:
             self._syncs.append(begin(partial(_sync_and_close, os.dup(self._file.fileno()))))
         self._advance(len(chunk))
 
-    def sync(self) -> None:
-        """Have all of it on the disk; most of a large file was written there while more arrived."""
+    def settle(self) -> None:
+        """Wait for the disk, where a large file is written while more of it arrives; the store syncs the rest."""
         for begun in self._syncs:
             begun.result()  # the system tells an error of the disk once only
-        os.fsync(self._file.fileno())
 
     def _restart(self) -> None:
         self._advance(-self.size)

@@ -106,11 +106,34 @@ class StoredBuild:
 
     def write_receipt(self, stats: Mapping[str, FileStat]) -> None:
         """Remember a verification; a store that cannot be written (read-only mount) simply verifies again."""
+        self._write(RECEIPT, {"files": {path: list(stats[path]) for path in stats}})
+
+    def kept(self, name: str, depends_on: object) -> dict[str, Any] | None:
+        """What was found about this build and kept as ``name``, if nothing that it depends on has changed.
+
+        Besides ``depends_on`` that is the build itself: files that were copied here, with whatever lay beside them,
+        are not the files that the finding was made on. None where others can write.
+        """
+        data = None if self.always_hash else read_json(self.folder / f"{name}.json")
+        return data if data is not None and data.get("depends_on") == self._fingerprint(depends_on) else None
+
+    def keep(self, name: str, facts: Mapping[str, Any], depends_on: object) -> None:
+        """Keep a finding beside the receipt, where one would be kept."""
+        self._write(f"{name}.json", {**facts, "depends_on": self._fingerprint(depends_on)})
+
+    def _fingerprint(self, depends_on: object) -> str:
+        first = self.manifest.files[0].path if self.manifest.files else ""
+        try:
+            stat = FileStat.of((self.files_folder / first).stat(follow_symlinks=False))
+        except OSError:
+            stat = None
+        return hashlib.sha256(repr((self.id, self.manifest.digest, stat, depends_on)).encode()).hexdigest()
+
+    def _write(self, name: str, facts: Mapping[str, Any]) -> None:
         if self.scratch is None or self.always_hash or not os.access(self.folder, os.W_OK):
             return
-        facts = {"schema": SCHEMA, "files": {path: list(stats[path]) for path in stats}}
         with contextlib.suppress(OSError):
-            write_json(self.folder / RECEIPT, facts, self.scratch)
+            write_json(self.folder / name, {"schema": SCHEMA, **facts}, self.scratch, durable=False)
         sweep(self.scratch)  # who was killed while it wrote this may have left something
 
 

@@ -1,20 +1,28 @@
 """Parallel: jobs in threads that nobody has to wait for.
 
 The threads of ``concurrent.futures`` are joined when the interpreter ends, so a socket that says nothing would hold up
-Ctrl-C and ``sys.exit``. These are daemons: the first failure, or an interrupt, ends the wait for all of them.
+Ctrl-C and ``sys.exit``. These are daemons: the first failure, or an interrupt, ends the wait for all of them. A thread
+whose job is done takes the next one, and ends when there is none for a moment.
 """
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+WORKING = "kernelhub-working"
+"""The name of a thread while it has a job."""
+
 T = TypeVar("T")
+
+_IDLE = 0.25  # seconds that a thread waits for another job
 
 _Waiting = queue.SimpleQueue[tuple["Future[Any]", "Callable[[], Any]"]]
 
@@ -33,7 +41,7 @@ def run_all(
         waiting.put((future, job))
     try:
         for _ in range(min(at_once, len(futures))):
-            threading.Thread(target=_work, args=(waiting,), name="kernelhub-parallel", daemon=True).start()
+            start(partial(_work, waiting))
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
         for future in done:
             future.result()
@@ -48,8 +56,60 @@ def run_all(
 def begin(job: Callable[[], T]) -> Future[T]:
     """Start a job in a daemon thread; its result, or its exception, is in the future."""
     future: Future[T] = Future()
-    threading.Thread(target=_run, args=(future, job), name="kernelhub-ahead", daemon=True).start()
+    start(partial(_run, future, job))
     return future
+
+
+def start(job: Callable[[], None]) -> None:
+    """Run a job, which raises nothing, in a daemon thread."""
+    with _lock:
+        thread = _idle.pop() if _idle else None
+    if thread is None:
+        _Thread(job).start()
+    else:
+        thread.jobs.put(job)
+
+
+class _Thread(threading.Thread):
+    """Does one job after another; its name tells whether it has one."""
+
+    def __init__(self, job: Callable[[], None]) -> None:
+        super().__init__(name=WORKING, daemon=True)
+        self.jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.jobs.put(job)
+
+    def run(self) -> None:
+        job: Callable[[], None] | None = self.jobs.get()
+        while job is not None:
+            self.name = WORKING
+            job()
+            self.name, job = "kernelhub-idle", None  # what the job holds must not live on while this thread waits
+            job = self._next()
+
+    def _next(self) -> Callable[[], None] | None:
+        with _lock:
+            _idle.append(self)
+        try:
+            return self.jobs.get(timeout=_IDLE)
+        except queue.Empty:
+            with _lock:
+                if self in _idle:
+                    _idle.remove(self)
+                    return None
+        return self.jobs.get()  # somebody has just chosen this thread
+
+
+def _forget_threads() -> None:
+    """A forked process has none of them, and nobody who would give the lock back."""
+    global _lock
+    _lock = threading.Lock()
+    _idle.clear()
+
+
+_idle: list[_Thread] = []
+_lock = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
 
 
 def _work(waiting: _Waiting) -> None:

@@ -27,7 +27,7 @@ import secrets
 import shutil
 import stat
 import time
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ from kernelhub.durable import (
     read_json,
     remove,
     sweep,
+    sync_file,
     sync_folder,
     temporary_name,
     write_json,
@@ -59,6 +60,7 @@ from kernelhub.manifest import (
     read_build,
 )
 from kernelhub.mutex import held
+from kernelhub.parallel import begin, run_all
 from kernelhub.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ __all__ = [
 _LOCK_SECONDS = 600.0
 _ASK_SECONDS = 10.0
 _DAY = 24 * 3600
+_SYNCS = 8  # at once
 _MARGIN = 1 << 20  # bytes kept free beside what a download needs
 _LONGEST_NAME = 180
 _UNREADABLE = re.compile(r"[^A-Za-z0-9.-]+")
@@ -146,18 +149,21 @@ class Store:
             remove(path)
 
     def publish(self, staged: Path, manifest: Manifest) -> StoredBuild:
-        """Make a staged build visible by one rename; if another process was first, its build is the one returned.
+        """Have a staged build on the disk, then make it visible by one rename.
 
-        A folder that is in the way and is no build (its manifest was lost) is removed.
+        If another process was first, its build is the one returned. A folder that is in the way and is no build (its manifest was lost) is removed.
         """
         final = self._build_folder(manifest.repo_id, manifest.commit, manifest.variant)
         make_folder(final.parent, self.root, self._folder_mode)
         facts = {**manifest.to_dict(), "id": secrets.token_hex(8)}
-        write_json(staged / MANIFEST, facts, staged, self._file_mode)
+        write_json(staged / MANIFEST, facts, staged, self._file_mode, durable=False)
         mode = stat.S_IMODE(final.parent.stat().st_mode)  # what the umask left, in a shared store
-        for folder, _, _ in os.walk(staged):
-            Path(folder).chmod(mode)
-            sync_folder(Path(folder))
+        syncs = []
+        for name, _, files in os.walk(staged):
+            folder = Path(name)
+            folder.chmod(mode)
+            syncs += [partial(sync_folder, folder), *(partial(sync_file, folder / file) for file in files)]
+        run_all(syncs, _SYNCS)  # at once: the disk writes them down together
         try:
             staged.rename(final)
         except OSError:
@@ -165,7 +171,7 @@ class Store:
                 self._bury(final)
                 make_folder(final.parent, self.root, self._folder_mode)  # somebody may have tidied it away
                 staged.rename(final)
-        sync_folder(final.parent)
+        begin(partial(sync_folder, final.parent))  # a build whose name a power cut takes away is fetched again
         stored = self._read_build(final)
         if stored is None:
             raise CacheError(self.root, f"build {final.relative_to(self.root)} was removed while it was stored")
@@ -298,14 +304,17 @@ class Store:
         where = f" at {error.filename}" if error.filename else ""
         return CacheError(self.root, f"cannot be written ({error.strerror or error}{where})")
 
-    def record(self, kind: str, name: str, facts: Mapping[str, Any]) -> None:
-        """Remember an answer of the Hub; a store that cannot be written remembers nothing."""
+    def record(self, kind: str, name: str, facts: Mapping[str, Any], *, durable: bool = False) -> None:
+        """Remember an answer of the Hub; a store that cannot be written remembers nothing.
+
+        What cannot be asked again has to be ``durable``: it is on the disk when this returns.
+        """
         with contextlib.suppress(OSError, CacheError):
             self._prepare()
             path = self._record_path(kind, name)
             make_folder(path.parent, self.root, self._folder_mode)
             answer = {"schema": SCHEMA, "name": name, "time": time.time(), **facts}
-            write_json(path, answer, self.root / "tmp", self._file_mode)
+            write_json(path, answer, self.root / "tmp", self._file_mode, durable=durable)
 
     def recorded(self, kind: str, name: str) -> dict[str, Any] | None:
         """A remembered answer, with the ``time`` it was given, or None; a damaged one counts as none, and is told."""

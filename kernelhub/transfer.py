@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies_environment
 
 from kernelhub import setting
+from kernelhub.parallel import start
 from kernelhub.retry import Failure
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Transfer:
         self._error: BaseException | None = None
 
     def __enter__(self) -> Transfer:
-        threading.Thread(target=self._run, name="kernelhub-transfer", daemon=True).start()
+        start(self._run)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -19,6 +19,7 @@ from hypothesis import settings
 from starlette.responses import JSONResponse
 
 from kernelhub.loader import PREFIX
+from kernelhub.parallel import WORKING
 from kernelhub.reporter import Reporter
 from kernelhub.serve import LocalHub
 from kernelhub.session import Session
@@ -89,9 +90,8 @@ def background() -> Iterator[ThreadPoolExecutor]:
 def settle(seconds: float = 2.0) -> None:
     """Let requests end that a load began and then had no use for: their session must not be closed under them."""
     end = time.monotonic() + seconds
-    for thread in threading.enumerate():
-        if thread.name in ("kernelhub-ahead", "kernelhub-transfer"):
-            thread.join(max(0.0, end - time.monotonic()))
+    while any(thread.name == WORKING for thread in threading.enumerate()) and time.monotonic() < end:
+        time.sleep(0.002)
 
 
 @pytest.fixture

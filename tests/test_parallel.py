@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -78,3 +79,34 @@ def test_the_end_of_the_process_does_not_wait_for_jobs() -> None:
     begun = time.monotonic()
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert time.monotonic() - begun < 20
+
+
+def test_a_thread_takes_the_next_job() -> None:
+    first = begin(threading.get_ident).result()
+    deadline = time.monotonic() + 5
+    found: set[int] = set()
+    while first not in found and time.monotonic() < deadline:
+        found.add(begin(threading.get_ident).result())
+    assert first in found
+
+
+def test_a_job_never_waits_behind_one_that_hangs() -> None:
+    hang = threading.Event()
+    try:
+        waiting = [begin(hang.wait) for _ in range(20)]
+        assert run_all([lambda: 1] * 100, 20) == [1] * 100
+        assert not any(future.done() for future in waiting)
+    finally:
+        hang.set()
+    assert all(future.result(5) for future in waiting)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_fork_has_threads_of_its_own() -> None:
+    assert begin(lambda: 1).result() == 1
+    time.sleep(0.01)  # the thread waits for another job now
+    child = os.fork()
+    if child == 0:
+        os._exit(begin(lambda: 7).result(5))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
