@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 import re
 import sys
-import sysconfig
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -100,10 +99,10 @@ class Environment:
             os=platform.system().lower(),
             torch=parse_torch(torch.__version__) if torch else None,
             cxx11_abi=detect_cxx11_abi(torch),
-            free_threaded=bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+            free_threaded="free-threading" in sys.version,
             libc=detect_libc(),
             macos=readable_release(platform.mac_ver()[0]),
-            tvm_ffi=installed_release("apache-tvm-ffi"),
+            tvm_ffi=installed_release("tvm_ffi", "apache-tvm-ffi"),
             gpus=() if without_import or backend.name not in _GPU_KEYS else detect_gpus(torch),
             torch_build=str(torch.__version__) if torch else "",
         )

@@ -214,7 +214,10 @@ def _arch(device: Any, rocm: bool) -> str:
     return f"{device.major}.{device.minor}"
 
 
-def installed_release(distribution: str) -> Release | None:
+def installed_release(module: str, distribution: str) -> Release | None:
+    """The version of a package; looked for by its import name first, which costs next to nothing."""
+    if importlib.util.find_spec(module) is None:
+        return None
     try:
         return readable_release(importlib.metadata.version(distribution))
     except importlib.metadata.PackageNotFoundError:

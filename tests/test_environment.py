@@ -294,10 +294,25 @@ def test_a_musl_system_is_told_from_a_glibc_one(machine: Any, libc: Any, soabi: 
     assert machine(torch_with("2.13.0", cuda=None), libc=libc, config={"SOABI": soabi}).libc == expected
 
 
-def test_a_python_without_the_gil_is_seen(machine: Any) -> None:
+@pytest.mark.parametrize(
+    ("python", "expected"),
+    [
+        ("3.13.0 experimental free-threading build (main, Oct  8 2024) [GCC 12.2.0]", True),
+        ("3.14.0 free-threading build (main, Oct  7 2025) [Clang 20.1.4]", True),
+        ("3.13.0 (main, Oct  8 2024) [GCC 12.2.0]", False),
+    ],
+)
+def test_a_python_without_the_gil_is_seen(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, python: str, expected: bool
+) -> None:
     """REF huggingface/kernels#312, #494."""
-    assert machine(torch_with("2.13.0", cuda=None), config={"Py_GIL_DISABLED": 1}).free_threaded
-    assert not machine(torch_with("2.13.0", cuda=None), config={"Py_GIL_DISABLED": 0}).free_threaded
+    monkeypatch.setattr(sys, "version", python)
+    assert machine(torch_with("2.13.0", cuda=None)).free_threaded is expected
+
+
+def test_this_python_is_what_its_build_says(machine: Any) -> None:
+    built_without = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    assert machine(torch_with("2.13.0", cuda=None)).free_threaded == built_without
 
 
 def test_an_unreadable_version_of_an_optional_package_is_unknown(
@@ -306,6 +321,7 @@ def test_an_unreadable_version_of_an_optional_package_is_unknown(
     """REF huggingface/transformers#31793, #40178: an optional package that is broken must not break the rest."""
     metadata = tmp_path / "apache_tvm_ffi-0.dist-info" / "METADATA"
     metadata.parent.mkdir()
+    (tmp_path / "tvm_ffi.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     for version, expected in [("0.1.9", (0, 1)), ("1", None)]:
         metadata.write_text(f"Metadata-Version: 2.1\nName: apache-tvm-ffi\nVersion: {version}\n")
