@@ -37,6 +37,7 @@ _BREAK_SECONDS = 60.0  # far longer than reading and removing one small file tak
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _HOLDER_BYTES = 1000
+_HELD = ".held"
 
 _without_locks: set[Path] = set()  # folders of file systems that know no locks, each told about once
 
@@ -67,6 +68,11 @@ class Holder(NamedTuple):
         """A process of this machine that does not run any more; nobody knows about other machines."""
         return self.host == host() and 0 < self.pid < 1 << 30 and not is_alive(self.pid)
 
+    @property
+    def is_here(self) -> bool:
+        """A process of this machine that runs."""
+        return self.host == host() and not self.is_gone
+
     def __str__(self) -> str:
         try:
             since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
@@ -92,6 +98,33 @@ def held(path: Path, timeout: float, reporter: Reporter, mode: int = PRIVATE_FIL
     finally:
         if os.getpid() == owner:
             release()
+
+
+class FoundLock(NamedTuple):
+    """A file that means "held", by whom (None: it does not say), and whether its process surely does not run here."""
+
+    path: Path
+    holder: Holder | None
+    abandoned: bool
+
+
+def break_locks(folder: Path, *, dry_run: bool = False) -> list[FoundLock]:
+    """Take away the files that mean "held" but for those of processes that run on this machine (R29).
+
+    For people who know that the processes of other machines are gone; locks that the system keeps need none of this.
+    A ``dry_run`` only says what would be taken away.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    found = []
+    for path in sorted(folder.glob(f"*{_HELD}")):
+        holder = Holder.read(path)
+        alive = holder is not None and holder.is_here
+        if not alive and not dry_run:
+            _break(path, holder)
+        found.append(FoundLock(path, holder, not alive))
+    return found
 
 
 def _acquire(path: Path, timeout: float, reporter: Reporter, mode: int) -> Callable[[], None]:
@@ -186,7 +219,7 @@ def _attempt_soft(path: Path, mode: int) -> Callable[[], None] | None:
     return release
 
 
-def _break(path: Path, holder: Holder) -> None:
+def _break(path: Path, holder: Holder | None) -> None:
     """Take a dead process's file away, one process at a time: what is there then is surely still the dead one's."""
     guard = path.with_name(f"{path.name}.breaking")
     try:
@@ -204,11 +237,11 @@ def _break(path: Path, holder: Holder) -> None:
 
 
 def _soft(path: Path) -> Path:
-    return path.with_name(f"{path.name}.held")
+    return path.with_name(f"{path.name}{_HELD}")
 
 
 def _describe(path: Path) -> str:
     soft = path.parent in _without_locks
     holder: Any = Holder.read(_soft(path) if soft else path) or "an unknown process"
-    hint = f"; if it does not run any more, delete {_soft(path)}" if soft else ""
+    hint = f" ({_soft(path)}); if it does not run any more: kernelhub cache prune --break-lock" if soft else ""
     return f"{holder}{hint}"

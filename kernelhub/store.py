@@ -59,7 +59,7 @@ from kernelhub.manifest import (
     StoredFile,
     read_build,
 )
-from kernelhub.mutex import held
+from kernelhub.mutex import FoundLock, break_locks, held
 from kernelhub.parallel import begin, run_all
 from kernelhub.reporter import Reporter
 
@@ -151,7 +151,8 @@ class Store:
     def publish(self, staged: Path, manifest: Manifest) -> StoredBuild:
         """Have a staged build on the disk, then make it visible by one rename.
 
-        If another process was first, its build is the one returned. A folder that is in the way and is no build (its manifest was lost) is removed.
+        If another process was first, its build is the one returned. A folder that is in the way and is no build (its
+        manifest was lost) is removed.
         """
         final = self._build_folder(manifest.repo_id, manifest.commit, manifest.variant)
         make_folder(final.parent, self.root, self._folder_mode)
@@ -327,6 +328,14 @@ class Store:
             self._damaged.add(path)
             self._reporter.warn(f"what the store remembers of {name} is damaged ({path}): it counts as forgotten")
         return None
+
+    def break_locks(self, *, dry_run: bool = False) -> list[FoundLock]:
+        """Take away locks that are files, left by processes of other machines; see ``mutex.break_locks``."""
+        self._prepare()
+        try:
+            return break_locks(self.root / "locks", dry_run=dry_run)
+        except OSError as error:
+            raise self.unwritable(error) from error
 
     def sweep(self) -> None:
         """Remove what dead processes left in ``tmp``."""

@@ -19,7 +19,7 @@ from conftest import Recorder
 from kernelhub import mutex
 from kernelhub.durable import host
 from kernelhub.errors import LockTimeout
-from kernelhub.mutex import Holder, held
+from kernelhub.mutex import Holder, break_locks, held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,7 +149,7 @@ def test_r_31_without_file_locks_a_file_takes_their_place_and_that_is_told_once(
     reporter = Recorder()
     for _ in range(2):
         with held(path, 1.0, reporter), held(path.with_name("other.lock"), 1.0, reporter):
-            with pytest.raises(LockTimeout, match=r"delete .*build\.lock\.held"), held(path, 0.05, reporter):
+            with pytest.raises(LockTimeout, match=r"build\.lock\.held.* --break-lock"), held(path, 0.05, reporter):
                 pass
             assert path.with_name("build.lock.held").exists()
     assert len(reporter.warnings) == 1
@@ -179,7 +179,7 @@ def test_r_29_a_dead_process_of_this_host_holds_nothing(left_behind: Path, path:
 )
 def test_r_29_who_may_be_alive_is_waited_for_and_named(left_behind: Path, path: Path, content: list[object]) -> None:
     left_behind.write_text(json.dumps(content))
-    with pytest.raises(LockTimeout, match=r"held by .*delete .*build\.lock\.held"), held(path, 0.1, Recorder()):
+    with pytest.raises(LockTimeout, match=r"held by .*build\.lock\.held.* --break-lock"), held(path, 0.1, Recorder()):
         pass
     assert left_behind.exists()
 
@@ -188,6 +188,20 @@ def test_r_29_who_may_be_alive_is_waited_for_and_named(left_behind: Path, path: 
 def test_a_lock_file_that_says_nothing_has_an_unknown_holder(left_behind: Path, path: Path, content: str) -> None:
     left_behind.write_text(content)
     with pytest.raises(LockTimeout, match="held by an unknown process"), held(path, 0.05, Recorder()):
+        pass
+
+
+def test_r_29_locks_of_other_machines_are_broken_when_somebody_says_so(left_behind: Path, path: Path) -> None:
+    mine = path.with_name("mine.lock.held")
+    mine.write_text(json.dumps(Holder.this()))
+    silent = path.with_name("silent.lock.held")
+    silent.touch()
+    left_behind.write_text(json.dumps(Holder(1, "elsewhere", 0)))
+    assert break_locks(path.parent, dry_run=True) == break_locks(path.parent, dry_run=True)
+    found = break_locks(path.parent)
+    assert {(lock.path, lock.abandoned) for lock in found} == {(left_behind, True), (silent, True), (mine, False)}
+    assert list(path.parent.iterdir()) == [mine]
+    with held(path, 0.1, Recorder()):
         pass
 
 

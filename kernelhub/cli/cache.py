@@ -91,15 +91,22 @@ def prune(
     keep_newest: Annotated[
         bool, typer.Option("--keep-newest", help="Keep the most recently used build of each repository.")
     ] = False,
+    break_lock: Annotated[
+        bool,
+        typer.Option("--break-lock", help="Take away locks of other machines' processes, which must have ended."),
+    ] = False,
     dry_run: DryRun = False,
     cache_dir: option.CacheDir = None,
     as_json: option.AsJson = False,
 ) -> None:
     """Remove builds that were not used for a while, and what interrupted downloads have left; never one in use."""
-    if older_than is None and not keep_newest:
-        raise InvalidRequest("", "nothing says what to remove", "--older-than DAYS or --keep-newest, or both")
+    if older_than is None and not keep_newest and not break_lock:
+        raise InvalidRequest("", "nothing says what to remove", "--older-than DAYS, --keep-newest or --break-lock")
     store = _open(cache_dir)
-    _remove(store, outdated(list(stored_kernels(store)), older_than, keep_newest=keep_newest), dry_run, as_json)
+    if break_lock:
+        _break_locks(store, dry_run)
+    if older_than is not None or keep_newest:
+        _remove(store, outdated(list(stored_kernels(store)), older_than, keep_newest=keep_newest), dry_run, as_json)
     if not dry_run:
         store.sweep()
 
@@ -164,6 +171,12 @@ def _remove(store: Store, kernels: list[StoredKernel], dry_run: bool, as_json: b
         size = _size(sum(kernel.build.manifest.size for kernel, gone in done if gone))
         typer.echo(f"{sum(gone for _, gone in done)} builds, {size} {'to free' if dry_run else 'freed'}", err=True)
     return all(gone for _, gone in done)
+
+
+def _break_locks(store: Store, dry_run: bool) -> None:
+    verb = "would remove" if dry_run else "removed"
+    for path, holder, abandoned in store.break_locks(dry_run=dry_run):
+        typer.echo(f"{verb if abandoned else 'kept'} {path.name}, held by {holder or 'an unknown process'}", err=True)
 
 
 def _print_json(value: object) -> None:

@@ -138,6 +138,20 @@ def test_prune_asks_what_to_remove(cache: Callable[..., Result]) -> None:
     assert isinstance(cache("prune").exception, InvalidRequest)
 
 
+def test_prune_breaks_locks_of_other_machines(cache: Callable[..., Result], session: Session) -> None:
+    with session.store.lock("org/new", "0" * 40, "torch-cpu"):
+        pass
+    left = session.store.root / "locks" / "x.lock.held"
+    left.write_text(json.dumps([17, "elsewhere", 0]))
+    assert (
+        "would remove x.lock.held, held by process 17 on elsewhere"
+        in cache("prune", "--break-lock", "--dry-run").stderr
+    )
+    assert left.exists()
+    assert "removed x.lock.held" in cache("prune", "--break-lock").stderr
+    assert not left.exists()
+
+
 def test_prune_sweeps_what_dead_processes_left(cache: Callable[..., Result], session: Session) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         pass
