@@ -62,7 +62,7 @@ def write_json(
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), mode)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
+            file.write(json.dumps(data))
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

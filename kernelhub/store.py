@@ -115,7 +115,9 @@ class Store:
         self._hub = self.root / "hubs" / _hub_name(self.endpoint)
         self._file_mode = SHARED_FILE if self.shared else PRIVATE_FILE
         self._folder_mode = SHARED_FOLDER if self.shared else PRIVATE_FOLDER
+        self._tmp, self._locks = self.root / "tmp", self.root / "locks"
         self._is_checked = False
+        self._prepared: tuple[int, int] | None = None
         self._damaged: set[Path] = set()
 
     def find(self, repo_id: str, commit: str, variant: str) -> StoredBuild | None:
@@ -274,7 +276,7 @@ class Store:
 
     @contextlib.contextmanager
     def _held(self, name: str, timeout: float) -> Iterator[None]:
-        path = self.root / "locks" / f"{_short(name)}.lock"
+        path = self._locks / f"{_short(name)}.lock"
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(held(path, timeout, self._reporter, self._file_mode))
@@ -315,7 +317,7 @@ class Store:
             path = self._record_path(kind, name)
             make_folder(path.parent, self.root, self._folder_mode)
             answer = {"schema": SCHEMA, "name": name, "time": time.time(), **facts}
-            write_json(path, answer, self.root / "tmp", self._file_mode, durable=durable)
+            write_json(path, answer, self._tmp, self._file_mode, durable=durable)
 
     def recorded(self, kind: str, name: str) -> dict[str, Any] | None:
         """A remembered answer, with the ``time`` it was given, or None; a damaged one counts as none, and is told."""
@@ -333,13 +335,13 @@ class Store:
         """Take away locks that are files, left by processes of other machines; see ``mutex.break_locks``."""
         self._prepare()
         try:
-            return break_locks(self.root / "locks", dry_run=dry_run)
+            return break_locks(self._locks, dry_run=dry_run)
         except OSError as error:
             raise self.unwritable(error) from error
 
     def sweep(self) -> None:
         """Remove what dead processes left in ``tmp``."""
-        sweep(self.root / "tmp")
+        sweep(self._tmp)
 
     def _read_build(self, folder: Path) -> StoredBuild | None:
         return read_build(folder, self._scratch, always_hash=self.shared)
@@ -348,11 +350,11 @@ class Store:
     def _scratch(self) -> Path | None:
         """Where small files are written before they take their place; None in a layout that is only read."""
         schema = (read_json(self.root / "store.json") or {}).get("schema", SCHEMA)
-        return self.root / "tmp" if schema == SCHEMA else None
+        return self._tmp if schema == SCHEMA else None
 
     def _temporary_folder(self) -> Path:
         """A new folder under ``tmp`` whose name tells the process that owns it."""
-        path = self.root / "tmp" / temporary_name()
+        path = self._tmp / temporary_name()
         path.mkdir(mode=PRIVATE_FOLDER)
         return path
 
@@ -366,19 +368,22 @@ class Store:
         """Make the store's own folders, private to the user unless the store is shared."""
         self._check_root()
         stamp = self.root / "store.json"
+        if self._prepared and self._prepared == _identity(stamp) and self._tmp.is_dir() and self._locks.is_dir():
+            return
         try:
-            for name in ("", "tmp", "locks"):
-                make_folder(self.root / name, self.root, self._folder_mode)
+            for folder in (self.root, self._tmp, self._locks):
+                make_folder(folder, self.root, self._folder_mode)
             written = read_json(stamp)
             if written is None:
                 facts = {"schema": SCHEMA, "written_by": f"kernelhub {__version__}"}
-                write_json(stamp, facts, self.root / "tmp", self._file_mode)
+                write_json(stamp, facts, self._tmp, self._file_mode)
         except OSError as error:
             raise CacheError(self.root, f"cannot be used ({error.strerror or error})") from error
         if written is not None and written.get("schema") != SCHEMA:
             author = str(written.get("written_by", "an unknown version"))[:60]
             layout = f"another layout (schema {written.get('schema')!r}, by {ascii(author)[1:-1]})"
             raise CacheError(self.root, f"was written by {layout}; it is read, and not written")
+        self._prepared = _identity(stamp)
 
     def _check_root(self) -> None:
         """Once a store: nobody else can write its answers."""
@@ -401,6 +406,15 @@ class Store:
             if problem:
                 share = "or set KERNELHUB_SHARED_CACHE=1 (each load then hashes all files again)"
                 raise CacheError(self.root, f"{problem}, {share}")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is replaced; None without one."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _foreign(status: os.stat_result, path: Path) -> str:
