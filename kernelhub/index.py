@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -11,6 +12,9 @@ from kernelhub.revision import version_of_branch
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+
+CONTENT_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.ASCII)
+"""The hex digits of a git blob id, or of a sha256."""
 
 
 class ContentHash(NamedTuple):

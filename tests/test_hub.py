@@ -9,6 +9,7 @@ import http.server
 import json
 import logging
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +31,17 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from kernelhub import load_kernel
 from kernelhub.errors import (
+    DigestMismatch,
     HubRefused,
     HubUnavailable,
     IncompleteDownload,
     InvalidPath,
+    KernelHubError,
     RepositoryNotFound,
     RevisionNotFound,
 )
 from kernelhub.hub import HubIndex
+from kernelhub.request import KernelRequest
 from kernelhub.serve import LocalHub, PortInUse
 
 if TYPE_CHECKING:
@@ -103,6 +108,7 @@ def test_files_have_sizes_and_hashes(index: HubIndex) -> None:
 def test_a_long_listing_is_asked_for_build_by_build(
     root: Path, hub: LocalHub, index: HubIndex, asked: Callable[[], list[str]], session: Session
 ) -> None:
+    """REF huggingface/kernels#640: a recursive listing of hundreds of builds, page by page."""
     for number in range(20, 70):
         files = FILES | {f"f{i}.py": "" for i in range(20)}
         write_build(root, "acme/large", "v1", f"torch2{number}-cpu-x86_64-linux", files)
@@ -129,13 +135,13 @@ def test_a_revision_beside_the_branches_is_looked_up(index: HubIndex) -> None:
         index.commit(REPO, "refs/pr/7")
 
 
-def test_a_gated_repository_says_so(root: Path, session: Session) -> None:
+def test_r_19_a_gated_repository_says_so(root: Path, session: Session) -> None:
     settings(root, REPO, gated=True)
     with pytest.raises(RepositoryNotFound, match=r"it is gated.*hf auth login"):
         load_kernel(REPO, session=session)
 
 
-def test_a_private_repository_is_not_found(root: Path, session: Session) -> None:
+def test_r_19_a_private_repository_is_not_found(root: Path, session: Session) -> None:
     settings(root, REPO, private=True)
     with pytest.raises(RepositoryNotFound, match="private or gated repository needs a token"):
         load_kernel(REPO, session=session)
@@ -184,7 +190,7 @@ def test_no_token_goes_to_a_hub_without_being_asked_to(
     ],
 )
 @pytest.mark.parametrize("name", ["metadata.json", "__init__.py"])
-def test_s_22_a_wrong_header_is_an_error_that_names_it(
+def test_r_14_s_22_a_wrong_header_is_an_error_that_names_it(
     header: str, value: str, name: str, root: Path, hub: LocalHub, session: Session
 ) -> None:
     body = (root / REPO / "v1/build/torch-cpu" / name).read_bytes()
@@ -198,7 +204,7 @@ def test_s_22_a_wrong_header_is_an_error_that_names_it(
     assert load_kernel(REPO, session=session).ONE == 1
 
 
-def test_s_22_a_missing_etag_is_an_error(root: Path, hub: LocalHub, session: Session) -> None:
+def test_r_14_s_22_a_missing_etag_is_an_error(root: Path, hub: LocalHub, session: Session) -> None:
     hub.hook = answering("/torch-cpu/__init__.py", lambda: Response(b"ONE = 1\n"))
     with pytest.raises(IncompleteDownload, match="header ETag is None"):
         load_kernel(REPO, session=session)
@@ -279,7 +285,9 @@ def test_a_hub_that_is_not_there_is_told_with_its_cause(tmp_path: Path, hub: Loc
         load_kernel(REPO, session=session)
 
 
-def test_a_listed_file_that_is_not_there_is_told(root: Path, hub: LocalHub, session: Session, change_tree: Any) -> None:
+def test_r_19_a_listed_file_that_is_not_there_is_told(
+    root: Path, hub: LocalHub, session: Session, change_tree: Any
+) -> None:
     row = {"type": "file", "oid": "a" * 40, "size": 1, "path": "build/torch-cpu/gone.py"}
     change_tree(REPO, lambda rows: rows.append(row))
     with pytest.raises(IncompleteDownload, match=r"gone\.py.*the Hub lists it but does not have it"):
@@ -291,7 +299,7 @@ def test_a_listed_file_that_is_not_there_is_told(root: Path, hub: LocalHub, sess
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 @pytest.mark.parametrize("part", ["/overview", "/refs", "/tree/", "/revision/", "/torch-cpu/v.py"])
-def test_r18_a_busy_hub_is_asked_five_times_and_never_more(
+def test_r_18_a_busy_hub_is_asked_five_times_and_never_more(
     part: str, status: int, hub: LocalHub, index: HubIndex, asked: Callable[[], list[str]]
 ) -> None:
     commit = index.refs(REPO).branches["v1"]
@@ -309,6 +317,40 @@ def test_r18_a_busy_hub_is_asked_five_times_and_never_more(
     assert len(asked()) == 5
 
 
+@pytest.mark.parametrize("part", ["/refs", "/torch-cpu/v.py"])
+def test_r_16_a_load_waits_as_long_as_it_is_asked_to_and_succeeds(
+    part: str, root: Path, hub: LocalHub, session: Session
+) -> None:
+    asked: list[float] = []
+
+    def hook(request: Request) -> Response | None:
+        if part not in request.url.path or asked:
+            return None
+        asked.append(time.monotonic())
+        return Response(status_code=429, headers={"Retry-After": "1"})
+
+    hub.hook = hook
+    assert load_kernel(REPO, session=session).ONE == 1
+    assert time.monotonic() - asked[0] >= 1
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("100000", r"asks to wait 100000 s, more than the 60 s that KERNELHUB_RETRY_AFTER_CAP allows"),
+        ("-5", r"\(5 tries\)"),
+        ("soon", r"\(5 tries\)"),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", r"\(5 tries\)"),
+    ],
+)
+def test_r_17_an_absurd_wait_is_an_error_and_nonsense_is_ignored(
+    value: str, words: str, root: Path, hub: LocalHub, session: Session
+) -> None:
+    hub.hook = answering("/refs", lambda: Response(status_code=429, headers={"Retry-After": value}))
+    with pytest.raises(HubUnavailable, match=f"HTTP 429 for /.*{words}"):
+        load_kernel(REPO, session=session)
+
+
 def read(index: HubIndex, commit: str, name: str, **keywords: Any) -> bytes:
     with index.stream(REPO, commit, f"build/torch-cpu/{name}", **keywords) as chunks:
         return b"".join(chunks)
@@ -316,7 +358,7 @@ def read(index: HubIndex, commit: str, name: str, **keywords: Any) -> bytes:
 
 @pytest.mark.parametrize(("status", "words"), [(403, "access is forbidden"), (410, "it is gone"), (451, "legal")])
 @pytest.mark.parametrize("part", ["/refs", "/tree/", "/overview", "/torch-cpu/__init__.py"])
-def test_r19_a_refusal_is_final_and_has_its_own_words(
+def test_r_19_a_refusal_is_final_and_has_its_own_words(
     part: str, status: int, words: str, root: Path, hub: LocalHub, session: Session, asked: Callable[[], list[str]]
 ) -> None:
     hub.hook = answering(part, lambda: Response(status_code=status, headers={"X-Error-Message": "no \x1b[2J"}))
@@ -326,7 +368,7 @@ def test_r19_a_refusal_is_final_and_has_its_own_words(
 
 
 @pytest.mark.parametrize(("token", "words"), [(False, "no access token was sent"), ("hf_x", "token is not accepted")])
-def test_r19_a_missing_or_wrong_token_is_told(
+def test_r_19_a_missing_or_wrong_token_is_told(
     token: str | bool, words: str, root: Path, hub: LocalHub, session: Session
 ) -> None:
     hub.hook = answering("/refs", lambda: Response(status_code=401))
@@ -362,11 +404,11 @@ def test_after_a_request_failed_for_good_the_next_ones_fail_sooner(
 def failing(endpoint: str, **environment: str) -> str:
     """The cause that a new process tells, which took less than 15 seconds: huggingface_hub keeps its session."""
     code = (
-        "import sys, kernelhub.hub as hub\n"
+        "import sys, kernelhub.errors, kernelhub.hub as hub\n"
         "index = hub.HubIndex(sys.argv[1], token=False)\n"
         "for ask in (lambda: index.trusts('acme'), lambda: index.refs('acme/relu')):\n"
         "    try: ask()\n"
-        "    except hub.HubUnavailable as error: print(error.cause)\n"
+        "    except kernelhub.errors.HubUnavailable as error: print(error.cause)\n"
     )
     begun = time.monotonic()
     command = [sys.executable, "-c", code, endpoint]
@@ -377,28 +419,29 @@ def failing(endpoint: str, **environment: str) -> str:
     return first
 
 
-def test_r48_a_refused_connection_is_told() -> None:
+def test_r_48_a_refused_connection_is_told() -> None:
     assert re.search(r"connection refused by 127\.0\.0\.1:9: .*\(2 tries\)$", failing("http://127.0.0.1:9"))
 
 
-def test_r48_a_name_that_does_not_resolve_is_told() -> None:
+def test_r_48_a_name_that_does_not_resolve_is_told() -> None:
     cause = failing("https://nothing.invalid")
     assert re.search(r"^DNS: no address for nothing\.invalid: gaierror.*\(2 tries\)$", cause)
 
 
-def test_r48_a_proxy_that_is_not_there_is_told() -> None:
+def test_r_48_a_proxy_that_is_not_there_is_told() -> None:
     cause = failing("https://hub.example", HTTPS_PROXY="http://user:secret@127.0.0.1:9")
     assert re.search(r"^connection refused by hub\.example, through the proxy of https_proxy: .*\(2 tries\)$", cause)
     assert "secret" not in cause
 
 
-def test_r48_a_proxy_that_refuses_is_told(hub: LocalHub) -> None:
+def test_r_48_a_proxy_that_refuses_is_told(hub: LocalHub) -> None:
+    """REF huggingface/huggingface_hub#3603: the variables for proxies were no longer read."""
     hub.hook = lambda request: Response(status_code=407)
     cause = failing("https://hub.example", HTTPS_PROXY=hub.url)
     assert re.search(r"^the proxy refused the connection to hub\.example: ProxyError: 407 .*\(1 try\)$", cause)
 
 
-def test_r48_a_connection_that_nobody_accepts_ends_in_time() -> None:
+def test_r_48_a_connection_that_nobody_accepts_ends_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         port = full.getsockname()[1]
         waiting = [socket.socket() for _ in range(4)]
@@ -457,7 +500,10 @@ def content_host(certificate: tuple[Path, Path]) -> Iterator[tuple[str, list[dic
     server.server_close()
 
 
-def test_r48_a_certificate_that_nobody_knows_is_told(content_host: tuple[str, list[dict[str, str]]]) -> None:
+def test_r_48_a_certificate_that_nobody_knows_is_told(content_host: tuple[str, list[dict[str, str]]]) -> None:
+    """REF huggingface/huggingface_hub#3913, #2319; huggingface/transformers#17611: all failures read "check your
+    connection".
+    """
     cause = failing(content_host[0])
     assert re.search(r"^TLS: the connection to localhost is not secure: .*CERTIFICATE_VERIFY_FAILED.*\(1 try\)", cause)
 
@@ -526,10 +572,45 @@ def test_s_21_an_address_with_a_password_is_refused_and_the_password_not_shown()
     assert "secret" not in str(caught.value)
 
 
+REFUSALS: dict[str, tuple[str, Callable[[], Response]]] = {
+    "refused": ("/refs", lambda: Response(status_code=403)),
+    "unavailable": ("/tree/", lambda: Response(status_code=500)),
+    "token not accepted": ("/overview", lambda: Response(status_code=401)),
+    "wrong bytes": ("/v.py", lambda: Response(b"V = 2\n", headers={"ETag": f'"{"a" * 40}"'})),
+    "no Hub": ("/refs", lambda: HTMLResponse("log in")),
+}
+
+
+@pytest.mark.parametrize("kind", [*REFUSALS, "raises", "other files", "no build"])
+def test_s_31_no_report_of_a_failure_shows_a_token_or_the_environment(
+    kind: str, root: Path, hub: LocalHub, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a crash report takes: the text, the traceback, the values of the error, the session."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("DATABASE_PASSWORD", "secretOfTheUser")
+    session.token = TOKEN
+    if kind in REFUSALS:
+        hub.hook = answering(*REFUSALS[kind])
+    files = {**FILES, "__init__.py": "raise ValueError('x')\n"} if kind == "raises" else FILES
+    build = write_build(root, REPO, "v3", "torch-cuda" if kind == "no build" else "torch-cpu", files)
+    if kind == "other files":
+        (build / "__init__.py").write_text("ONE = 2\n")
+    with pytest.raises(KernelHubError) as caught:
+        load_kernel(f"{REPO}@{'v3' if kind not in REFUSALS else 'v1'}", session=session)
+    text = "".join(traceback.format_exception(caught.value))
+    report = f"{text} {caught.value!r} {vars(caught.value)} {pickle.dumps(caught.value)!r} {session!r}"
+    assert TOKEN not in report
+    assert "secretOfTheUser" not in report
+    assert "acme" in str(caught.value)
+    if kind == "other files":
+        commit = session.resolve(KernelRequest.parse(f"{REPO}@v3")).commit[:12]
+        assert f"{REPO}@{commit} torch-cpu: file '__init__.py'" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "location", ["http://127.0.0.1:9/x", "http://hub.example/x", "ftp://hub.example/x", "file:///etc/passwd"]
 )
-def test_r21_a_file_is_never_taken_over_plain_http_from_elsewhere(
+def test_r_21_a_file_is_never_taken_over_plain_http_from_elsewhere(
     location: str, hub: LocalHub, index: HubIndex
 ) -> None:
     commit = index.refs(REPO).branches["v1"]
@@ -539,7 +620,7 @@ def test_r21_a_file_is_never_taken_over_plain_http_from_elsewhere(
 
 
 @pytest.mark.parametrize(("hops", "works"), [(5, True), (6, False)])
-def test_r21_up_to_five_redirects_are_followed(hops: int, works: bool, hub: LocalHub, index: HubIndex) -> None:
+def test_r_21_up_to_five_redirects_are_followed(hops: int, works: bool, hub: LocalHub, index: HubIndex) -> None:
     commit = index.refs(REPO).branches["v1"]
 
     def hook(request: Request) -> Response | None:
@@ -559,7 +640,7 @@ def test_r21_up_to_five_redirects_are_followed(hops: int, works: bool, hub: Loca
 # R14, R23: what is announced
 
 
-def test_r14_another_etag_than_the_listed_hash_is_an_error(root: Path, hub: LocalHub, session: Session) -> None:
+def test_r_14_another_etag_than_the_listed_hash_is_an_error(root: Path, hub: LocalHub, session: Session) -> None:
     headers = {"ETag": '"' + "b" * 40 + '"'}
     hub.hook = answering("/torch-cpu/__init__.py", lambda: Response(b"ONE = 1\n", headers=headers))
     with pytest.raises(
@@ -575,7 +656,7 @@ def test_r14_another_etag_than_the_listed_hash_is_an_error(root: Path, hub: Loca
         ({"X-Linked-Size": "9"}, "header X-Linked-Size is '9', 8 bytes were announced"),
     ],
 )
-def test_r23_listing_and_answer_have_to_agree_on_the_size(
+def test_r_23_listing_and_answer_have_to_agree_on_the_size(
     headers: dict[str, str], words: str, root: Path, hub: LocalHub, index: HubIndex
 ) -> None:
     commit = index.refs(REPO).branches["v1"]
@@ -596,7 +677,7 @@ def test_r23_listing_and_answer_have_to_agree_on_the_size(
         (416, {"Content-Range": "bytes */8"}),
     ],
 )
-def test_r15_a_range_that_is_not_the_one_asked_for_is_read_again_from_the_start(
+def test_r_15_a_range_that_is_not_the_one_asked_for_is_read_again_from_the_start(
     status: int, headers: dict[str, str], root: Path, hub: LocalHub, index: HubIndex
 ) -> None:
     commit = index.refs(REPO).branches["v1"]
@@ -627,7 +708,7 @@ def paged(hub: LocalHub, link: Callable[[int], str], rows: Callable[[int], list[
     hub.hook = hook
 
 
-def test_r22_pages_are_asked_for_at_the_configured_endpoint_only(hub: LocalHub, index: HubIndex) -> None:
+def test_r_22_pages_are_asked_for_at_the_configured_endpoint_only(hub: LocalHub, index: HubIndex) -> None:
     commit = index.refs(REPO).branches["v1"]
     paged(hub, lambda page: f"https://elsewhere.example/other?cursor={page}", lambda page: [f"f{page}.py"])
     assert [file.path for file in index.files(REPO, commit, "torch-cpu")] == ["f0.py", "f1.py", "f2.py"]
@@ -636,14 +717,24 @@ def test_r22_pages_are_asked_for_at_the_configured_endpoint_only(hub: LocalHub, 
 @pytest.mark.parametrize(
     ("link", "rows"), [(lambda page: "?cursor=0", lambda page: [f"f{page}"]), (lambda page: f"?cursor={page}", "same")]
 )
-def test_r22_a_page_that_comes_twice_is_an_error(link: Any, rows: Any, hub: LocalHub, index: HubIndex) -> None:
+def test_r_22_a_page_that_comes_twice_is_an_error(link: Any, rows: Any, hub: LocalHub, index: HubIndex) -> None:
     commit = index.refs(REPO).branches["v1"]
     paged(hub, link, rows if callable(rows) else lambda page: [rows])
     with pytest.raises(HubUnavailable, match="repeats itself"):
         index.files(REPO, commit, "torch-cpu")
 
 
-def test_r22_an_endless_listing_ends(hub: LocalHub, index: HubIndex) -> None:
+def test_r_22_a_listing_that_lost_its_next_page_is_found_out(
+    root: Path, session: Session, change_tree: Callable[..., None]
+) -> None:
+    """The build's own digests list what is not there."""
+    change_tree(REPO, lambda rows: rows.remove(next(row for row in rows if row["path"].endswith("/v.py"))))
+    with pytest.raises(DigestMismatch, match=r"'v\.py' is missing"):
+        load_kernel(REPO, session=session)
+    assert not list(session.store.builds())
+
+
+def test_r_22_an_endless_listing_ends(hub: LocalHub, index: HubIndex) -> None:
     commit = index.refs(REPO).branches["v1"]
     names = lambda page: [f"{page}-{number}" for number in range(2000)]  # noqa: E731
     paged(hub, lambda page: f"?cursor={page}", names, pages=1000)
@@ -670,7 +761,7 @@ def stalled(hub: LocalHub, part: str) -> threading.Event:
 
 
 @pytest.mark.parametrize("part", ["/refs", "/torch-cpu/v.py"])
-def test_r3_neither_ctrl_c_nor_the_end_of_the_process_waits_for_a_stalled_socket(
+def test_r_3_neither_ctrl_c_nor_the_end_of_the_process_waits_for_a_stalled_socket(
     part: str, root: Path, hub: LocalHub, tmp_path: Path
 ) -> None:
     came = stalled(hub, part)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
+import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +27,11 @@ if TYPE_CHECKING:
 
     from kernelhub.serve import LocalHub
 
-IMPATIENT = Patience(connect=1, read=5, stall=0.2, speed=1024)
+PATIENT = Patience()
+IMPATIENT = Patience(connect=5, read=5, stall=1.0, speed=1024)  # a busy machine may be late by half a second
 
 
-def get(hub: LocalHub, patience: Patience = IMPATIENT, until: float | None = None) -> Transfer:
+def get(hub: LocalHub, patience: Patience = PATIENT, until: float | None = None) -> Transfer:
     def send(trace: Any) -> Any:
         timeout = (patience.connect, patience.read, patience.read, patience.read)
         return get_session().stream("GET", hub.url, timeout=timeout, extensions={"trace": trace})
@@ -85,34 +89,57 @@ def drip(hub: LocalHub, size: int, pause: float) -> None:
     answer(hub, lambda: StreamingResponse(drops()))
 
 
-def test_r20_a_body_below_the_least_speed_is_a_stall(hub: LocalHub) -> None:
+def test_r_20_a_body_below_the_least_speed_is_a_stall(hub: LocalHub) -> None:
     drip(hub, 1, 0.02)
     begun = time.monotonic()
-    with pytest.raises(Failure, match=r"stalled: [0-9]+ bytes in 0\.2 s, less than 1024 a second"):
-        body(get(hub))
-    assert time.monotonic() - begun < 2
+    with pytest.raises(Failure, match="stalled: [0-9]+ bytes in 1 s, less than 1024 a second"):
+        body(get(hub, IMPATIENT))
+    assert time.monotonic() - begun < 10
 
 
-def test_r20_a_body_above_the_least_speed_is_none(hub: LocalHub) -> None:
+def test_r_20_a_body_above_the_least_speed_is_none(hub: LocalHub) -> None:
     drip(hub, 1000, 0.02)
     begun, count = time.monotonic(), 0
-    with get(hub) as opened:
+    with get(hub, IMPATIENT) as opened:
         for chunk in opened.chunks():
             count += len(chunk)
-            if time.monotonic() - begun > 1:
+            if time.monotonic() - begun > 2.5:
                 break
     assert count > 1024
+
+
+@pytest.mark.parametrize("headers", [b"", b"HTTP/1.1 200 OK\r\nX-Long: "])
+def test_r_20_a_server_that_never_answers_or_drips_its_headers_is_given_up(headers: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stop = threading.Event()
+
+        def drip_for_ever() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(headers)
+                while not stop.wait(0.02):
+                    connection.sendall(headers[-1:])
+
+        thread = threading.Thread(target=drip_for_ever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        try:
+            with pytest.raises(Failure, match="timeout: no answer within 1 s"):
+                body(Transfer(lambda trace: get_session().stream("GET", url, extensions={"trace": trace}), IMPATIENT))
+        finally:
+            stop.set()
+            thread.join()
 
 
 def test_a_slow_reader_is_not_a_slow_server(hub: LocalHub) -> None:
     sent = os.urandom(3 << 20)
     answer(hub, lambda: Response(sent))
     received = b""
-    with get(hub) as opened:
+    with get(hub, IMPATIENT) as opened:
         for chunk in opened.chunks():
             received += chunk
             if len(received) == len(chunk):
-                time.sleep(0.5)
+                time.sleep(1.5)
     assert received == sent
 
 
