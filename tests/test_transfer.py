@@ -92,7 +92,7 @@ def drip(hub: LocalHub, size: int, pause: float) -> None:
 def test_r_20_a_body_below_the_least_speed_is_a_stall(hub: LocalHub) -> None:
     drip(hub, 1, 0.02)
     begun = time.monotonic()
-    with pytest.raises(Failure, match="stalled: [0-9]+ bytes in 1 s, less than 1024 a second"):
+    with pytest.raises(Failure, match=r"stalled: [0-9]+ bytes in 1 s, less than 1024 a second"):
         body(get(hub, IMPATIENT))
     assert time.monotonic() - begun < 10
 
