@@ -13,22 +13,34 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from kernelhub.buildpath import METADATA, SIGNATURE, check_paths, is_bytecode
-from kernelhub.errors import DigestMismatch, InvalidPath
+from kernelhub.errors import DigestMismatch, InvalidPath, shown
 from kernelhub.store import FileStat, Manifest, StoredBuild, StoredFile, open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from kernelhub.index import ListedFile
     from kernelhub.metadata import Metadata
     from kernelhub.resolution import Resolution
 
 _CHUNK = 1 << 20
+_FEW = 5
 _NOT_IN_DIGEST = (METADATA, SIGNATURE)
+_LISTED = "listed"
 
 
 class VerificationState(Enum):
-    """How far a build proves what it is."""
+    """How far a build proves what it is, best first."""
+
+    LOCKED_SIGNED = "locked+signed"
+    """Both of the next two."""
+
+    LOCKED = "locked"
+    """The lock in force lists the hashes of all its files, and they match."""
+
+    SIGNED = "signed"
+    """Whom the user expects has signed its metadata, which lists the digests of all its files, and they match."""
 
     SELF_ATTESTED = "self-attested"
     """Its own metadata lists the digests of all its files, and they match."""
@@ -42,7 +54,7 @@ class VerifiedBuild:
     """A build whose files were found to be what they should be. ``digest`` identifies its content.
 
     ``strict`` asks the loader to run nothing but bytes that it hashed itself; ``alternatives`` are other variants that
-    resolution would have accepted, for messages.
+    resolution would have accepted, for messages; ``stored`` is its place in the store, None for one read in place.
     """
 
     kernel: str
@@ -54,6 +66,7 @@ class VerifiedBuild:
     dependencies: tuple[VerifiedBuild, ...] = ()
     strict: bool = False
     alternatives: tuple[str, ...] = field(default=(), compare=False)
+    stored: StoredBuild | None = field(default=None, compare=False, repr=False)
 
     @property
     def build(self) -> str:
@@ -90,6 +103,37 @@ def verify_stored(
     if stale and receipt != found:
         stored.write_receipt(found)
     return _verified(resolution, stored.files_folder, stored.manifest, dependencies)
+
+
+def verify_listed(stored: StoredBuild, build: str, files: tuple[ListedFile, ...]) -> None:
+    """Compare a stored build with the files that a lock lists, whoever stored it before.
+
+    Raises:
+        DigestMismatch: the first file that differs.
+    """
+    if stored.kept(_LISTED, files) is not None:
+        return
+    found = {file.path: file for file in stored.manifest.files}
+    _compare_sets(build, found, [file.path for file in files])
+    for listed in files:
+        if listed.hash.algorithm == "sha256":
+            same = (found[listed.path].size, found[listed.path].sha256) == (listed.size, listed.hash.hex)
+        else:
+            same = _matches(build, stored.files_folder, listed)
+        if not same:
+            raise DigestMismatch(build, listed.path, "is not the one that the lock lists")
+    stored.keep(_LISTED, {}, files)
+
+
+def _matches(build: str, folder: Path, listed: ListedFile) -> bool:
+    hasher = listed.hasher()
+    try:
+        with open_regular(folder / listed.path) as file:
+            while chunk := file.read(_CHUNK):
+                hasher.update(chunk)
+    except OSError as error:
+        raise DigestMismatch(build, listed.path, f"cannot be read ({error.strerror})") from error
+    return hasher.problem() is None
 
 
 def rehash(stored: StoredBuild) -> None:
@@ -196,8 +240,11 @@ def _compare_sets(build: str, found: Mapping[str, object], listed: Mapping[str, 
     expected = set(listed)
     for path in sorted(expected - set(found)):
         raise DigestMismatch(build, path, "is missing")
-    for path in sorted(set(found) - expected):
-        raise DigestMismatch(build, path, "is not listed")
+    unlisted = sorted(set(found) - expected)
+    if unlisted:
+        others = ", ".join(map(shown, unlisted[1:_FEW]))
+        more = f", nor are {len(unlisted) - 1} others ({others}{', ...' if len(unlisted) > _FEW else ''})"
+        raise DigestMismatch(build, unlisted[0], f"is not listed{more if others else ''}")
 
 
 def _verified(

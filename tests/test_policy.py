@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 
 from kernelhub.errors import InvalidConfig
 from kernelhub.policy import Policy
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WHOLE = """
 [trust]
@@ -26,6 +23,26 @@ only = true
 
 [signatures]
 "my-org" = "require"
+"*" = "warn"
+
+[digests]
+"my-org" = "require"
+
+[identities.my-org]
+issuer = "https://token.actions.githubusercontent.com"
+signers = ["https://github.com/my-org/kernels/.github/workflows/build.yaml@refs/heads/main"]
+source = "https://github.com/my-org/kernels"
+
+[names]
+"my-org/relu-kernel" = "relu"
+
+[older]
+allow = ["my-org/relu-kernel", "other"]
+
+[trust_root]
+file = "/etc/trust-root.json"
+warn_days = 30
+fail_days = 365
 """
 
 
@@ -35,7 +52,30 @@ def test_a_whole_policy_is_read() -> None:
     assert policy.repositories == {"other/kernel"}
     assert policy.only
     assert policy.pins == {"org/repo": "0123456789abcdef0123456789abcdef01234567"}
-    assert policy.signatures == {"my-org": "require"}
+    assert [policy.signature_rule(name) for name in ("my-org/x", "other/x")] == ["require", "warn"]
+    assert [policy.digest_rule(name) for name in ("my-org/x", "other/x")] == ["require", "warn"]
+    identity = policy.identity_of("my-org/x")
+    assert identity is not None
+    assert identity.source == "https://github.com/my-org/kernels"
+    assert policy.names == {"my-org/relu-kernel": "relu"}
+    allowed = {"my-org/relu-kernel": True, "my-org/other": False, "other/x": True}
+    assert {name: policy.allows_older(name) for name in allowed} == allowed
+    assert (policy.trust_root, policy.root_days) == (Path("/etc/trust-root.json"), (30, 365))
+
+
+def test_without_a_policy_signatures_are_off_and_digests_told() -> None:
+    policy = Policy()
+    assert (policy.signature_rule("a/b"), policy.digest_rule("a/b"), policy.root_days) == ("off", "warn", (7, 90))
+    assert policy.identity_of("a/b") is None
+    assert policy.identity_of("kernels-community/relu") is not None
+    assert not policy.allows_older("a/b")
+
+
+def test_an_entry_replaces_a_known_identity() -> None:
+    text = '[identities.kernels-community]\nissuer = "https://x"\nsigners = ["me@x.test"]\n'
+    identity = Policy.parse(text.encode()).identity_of("kernels-community/relu")
+    assert identity is not None
+    assert identity.signers == ("me@x.test",)
 
 
 def test_a_policy_covers_its_publishers_and_repositories_only() -> None:
@@ -59,6 +99,22 @@ def test_a_policy_covers_its_publishers_and_repositories_only() -> None:
         ("trust = 1", "is not a table"),
         ("[pins]\n'a/b' = 'main'", "not a commit"),
         ("[signatures]\n'a' = 'maybe'", "rule for 'a'"),
+        ("[signatures]\n'a/b' = 'warn'", "not an organization's name"),
+        ("[digests]\n'a' = 'off'", "rule for 'a'"),
+        ("[identities]\na = 1", "is not a table"),
+        ("[identities.a]\nissuer = 'https://x'\nsigners = ['a']\nsigner = 'b'", "did you mean 'signers'"),
+        ("[identities.a]\nissuer = 'https://x'", "key 'signers'"),
+        ("[identities.a]\nissuer = 'https://x'\nsigners = ['https://github.com/*']", "that others match too"),
+        ("[names]\n'a/b' = 'Not A Name'", "name for 'a/b'"),
+        ("[names]\nb = 'b'", "no organization"),
+        ("[older]\nallow = 'a'", "is not a list"),
+        ("[older]\nalow = []", "did you mean 'allow'"),
+        ("[older]\nallow = [1]", "not an organization's name"),
+        ("[trust_root]\nfile = 'root.json'", "an absolute path"),
+        ("[trust_root]\nwarn_days = 0", "whole days"),
+        ("[trust_root]\nfail_days = 1.5", "whole days"),
+        ("[trust_root]\nfail_days = true", "whole days"),
+        ("[trust_root]\nday = 1", "unknown key"),
         ("[trust", "TOML"),
         ("#" * (1 << 21), "more than"),
     ],

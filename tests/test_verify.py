@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import os
 import re
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,7 @@ def test_a_stored_build_is_self_attested(stored: StoredBuild, resolution: Resolu
 def test_files_are_hashed_again_only_after_their_stat_changed(
     stored: StoredBuild, resolution: Resolution, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """REF huggingface/kernels#745: every load hashed every file, and then none did."""
     hashed: list[str] = []
     monkeypatch.setattr("kernelhub.verify.hash_file", lambda path, *_: hashed.append(path.name) or hash_file(path))
     verify_stored(stored, resolution)
@@ -272,14 +274,29 @@ def test_s_14_metadata_within_bounds_only(body: bytes, problem: str, tmp_path: P
         local(build, hubless)
 
 
-def test_hashing_needs_little_memory(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource")
-    with (tmp_path / "big").open("wb") as file:
+MEASURE = """
+import resource, sys
+from kernelhub import Environment, KernelRequest, Session
+session = Session(environment=Environment.parse("torch=2.13"), lockfile=False)
+peaks = []
+for folder in sys.argv[1:]:
+    session.obtain(session.resolve(KernelRequest.parse(folder)))
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peaks[1] - peaks[0])
+"""
+
+
+def test_s_36_verifying_a_large_build_needs_little_memory(tmp_path: Path) -> None:
+    """In a process of its own, whose peak nothing else has raised."""
+    pytest.importorskip("resource")
+    builds = [
+        write_build(tmp_path, f"acme/{name}", "v1", "torch-cpu", FILES, digest=False) for name in ("small", "large")
+    ]
+    with (builds[1] / "big.bin").open("wb") as file:
         file.truncate(256 << 20)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert len(hash_file(tmp_path / "big")) == 64
-    unit = 1 if sys.platform == "darwin" else 1024
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit < 64 << 20
+    command = [sys.executable, "-c", MEASURE, *map(str, builds)]
+    grown = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert grown * (1 if sys.platform == "darwin" else 1024) < 64 << 20
 
 
 @pytest.mark.parametrize(("repo_id", "name"), [("acme/re-lu.v2", "re_lu_v2"), ("acme/2fast", "kernel_2fast")])
@@ -290,3 +307,13 @@ def test_a_build_without_metadata_is_named_after_its_repository(
     build = write_build(hub_root, repo_id, "v1", "torch-cpu", FILES)
     (build / "metadata.json").unlink()
     assert session.obtain(session.resolve(KernelRequest.parse(repo_id))).name == name
+
+
+def test_s_15_an_empty_digest_beside_files_is_an_error_that_counts_them(tmp_path: Path, hubless: Session) -> None:
+    files: dict[str, str | bytes] = {"__init__.py": "raise SystemExit\n", **{f"part{n}.py": "" for n in range(6)}}
+    digest = {"algorithm": "sha256", "files": {}}
+    folder = write_build(tmp_path, "acme/relu", "v1", "torch-cpu", files, metadata_overrides={"digest": digest})
+    with pytest.raises(
+        DigestMismatch, match=r"'__init__\.py' is not listed, nor are 6 others \('part0.py', .*, \.\.\.\)"
+    ):
+        local(folder, hubless)

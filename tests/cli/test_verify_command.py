@@ -59,6 +59,7 @@ def test_stored_builds_are_told_with_their_state(kernelhub: Callable[..., Result
     [("changed", "has changed since it was stored"), ("extra", "is not listed"), ("bytecode", "Python bytecode")],
 )
 def test_a_damaged_build_is_bad(kernelhub: Callable[..., Result], tmp_path: Path, damage: str, problem: str) -> None:
+    """REF huggingface/kernels#635, #644, #649, #828: nobody could ask whether a cached kernel is what was published."""
     kernelhub("prefetch", "org/kernel")
     path = stored_file(tmp_path, "part.py")
     if damage == "changed":
