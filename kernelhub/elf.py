@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 from kernelhub.errors import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 Read = TypeVar("Read")
 
@@ -28,6 +29,7 @@ _MOST_UNDEFINED = 50_000
 _LONGEST_NAME = 2048  # what torch exports is shorter by far
 _CHAIN_PART = 64  # symbols of one hash; chains are short
 _MOST_STRINGS = 64 << 20  # bytes; torch's largest library has 10 MB of them
+_PART = 4 << 20
 _WEAK_VERSION = 0x2
 _EXECUTABLE = 0x1
 _DF_TEXTREL = 0x4
@@ -111,6 +113,19 @@ def machine_of(file: BinaryIO) -> Machine:
     return _open(file, kinds=("ET_DYN", "ET_EXEC")).machine
 
 
+def held_names(file: BinaryIO, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of ``names`` that stand among the bytes of a file as a string of their own, as C writes one."""
+    wanted = {name: b"\0" + name.encode() + b"\0" for name in sorted(names)}
+    missing = dict(wanted)
+    buffer = bytearray(_LONGEST_NAME + _PART)  # the end of the part before, then a part
+    view = memoryview(buffer)
+    while missing and (size := file.readinto(view[_LONGEST_NAME:])):  # type: ignore[attr-defined]  # files are raw
+        end = _LONGEST_NAME + size
+        missing = {name: text for name, text in missing.items() if buffer.find(text, 0, end) < 0}
+        view[:_LONGEST_NAME] = view[size:end]
+    return tuple(name for name in wanted if name not in missing)
+
+
 def _open(file: BinaryIO, kinds: tuple[str, ...] = ("ET_DYN",)) -> _Tables:
     start = file.read(len(MAGIC))
     if start != MAGIC:
@@ -131,23 +146,43 @@ def _guarded(read: Callable[[], Read]) -> Read:
         raise NotALibrary(f"a damaged ELF file ({type(error).__name__}: {shown(str(error))})") from error
 
 
+def _kind(file: BinaryIO) -> tuple[bool, int]:
+    """The byte order (little?) and the width of an address, as the first bytes of an ELF file tell."""
+    file.seek(len(MAGIC))
+    widths, orders = {1: 32, 2: 64}, {1: True, 2: False}
+    width, order = file.read(2)
+    return orders[order], widths[width]
+
+
+@lru_cache(maxsize=64)
+def _structures(little_endian: bool, bits: int, facts: tuple[Any, Any, Any] | None = None) -> Any:
+    """How the records of such a file are laid out: the header, and, with ``facts`` from it, all others."""
+    from elftools.elf.structs import ELFStructs  # noqa: PLC0415  # as below
+
+    structures = ELFStructs(little_endian=little_endian, elfclass=bits)
+    structures.create_basic_structs()
+    if facts is not None:
+        structures.create_advanced_structs(*facts)
+    return structures
+
+
 class _Tables:
     """The tables of an ELF file that the dynamic loader uses; section headers, which it ignores, are ignored too."""
 
     def __init__(self, file: BinaryIO) -> None:
         # Imported when a native library is met: most kernels have none, and pyelftools takes 30 ms to import.
         from elftools.common.utils import struct_parse  # noqa: PLC0415
-        from elftools.elf.elffile import ELFFile  # noqa: PLC0415
 
         self._file = file
         self._parse = struct_parse
-        elf = ELFFile(file)
-        self._structs = elf.structs
-        self._header = elf.header
-        self.kind = str(elf.header["e_type"])
-        cpu = str(elf.header["e_machine"]).removeprefix("EM_").lower()
-        self.machine = Machine(cpu, elf.elfclass, elf.little_endian)
-        self._order = "<" if elf.little_endian else ">"
+        little_endian, bits = _kind(file)
+        header = struct_parse(_structures(little_endian, bits).Elf_Ehdr, file, stream_pos=0)
+        facts = (header["e_type"], header["e_machine"], header["e_ident"]["EI_OSABI"])
+        self._structs = _structures(little_endian, bits, facts)
+        self._header = header
+        self.kind = str(header["e_type"])
+        self.machine = Machine(str(header["e_machine"]).removeprefix("EM_").lower(), bits, little_endian)
+        self._order = "<" if little_endian else ">"
         self._segments = self._read_segments()
         self._dynamic = list(self._read_dynamic())
         self._strings = self._read_strings()

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from kernelhub.buildpath import SIGNATURE
 from kernelhub.compatibility import Selection
-from kernelhub.errors import InvalidVariant, NoCompatibleVariant, UntrustedPublisher
+from kernelhub.errors import InvalidVariant, NoCompatibleVariant, UntrustedPublisher, VerificationError
 from kernelhub.preflight import PreflightReport, preflight_folder
 from kernelhub.resolution import DEFAULT_REVISION
 from kernelhub.trust import TrustPolicy
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _SHOWN_NAMES = 3
 UNKNOWN = "unknown (torch is not installed)"
+UNSIGNED = "none"
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Explanation:
     """Everything that was considered for one request.
 
     ``resolution`` is None when no build fits; then ``problem`` says why and ``advice`` what to do. ``libraries`` is
-    what the native libraries of the build need, as far as they are on this machine already.
+    what the native libraries of the build need, and ``signature`` who signed it, as far as they are on this machine
+    already.
     """
 
     request: KernelRequest
@@ -44,6 +47,7 @@ class Explanation:
     problem: str = ""
     advice: str = ""
     libraries: PreflightReport | None = None
+    signature: str = ""
 
     @property
     def verdict(self) -> str:
@@ -52,6 +56,11 @@ class Explanation:
             return UNKNOWN
         if self.resolution is None:
             return "no build fits"
+        refused = self.libraries.refused if self.libraries else None
+        if refused is not None:
+            return f"{self.resolution.variant}, which cannot be loaded here: {'; '.join(refused.reasons)}"
+        if not self.selection.accepted:
+            return f"{self.resolution.variant}, as the folder itself is a build"
         return f"{self.resolution.variant}, the best of {len(self.selection.accepted)} that fit"
 
     @property
@@ -66,7 +75,7 @@ class Explanation:
     def info(self) -> dict[str, Any]:
         """What the chosen build says about itself: license, origin, digest, dependencies, size."""
         facts = {"request": str(self.request), "trust": self.trust, "verdict": self.verdict}
-        return facts | ({} if self.resolution is None else _build_facts(self.resolution))
+        return facts | self._build_facts()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -76,13 +85,16 @@ class Explanation:
             "trusted": self.trusted,
             "trust": self.trust,
             "verdict": self.verdict,
-            "build": None if self.resolution is None else _build_facts(self.resolution),
+            "build": self._build_facts() or None,
             "accepted": [str(variant) for variant in self.selection.accepted],
             "rejected": {str(rejection.variant): rejection.reason for rejection in self.selection.rejected},
             "unknown": [str(error.value) for error in self.selection.unknown],
             "advice": self.advice,
             "libraries": {} if self.libraries is None else self.libraries.to_dict(),
         }
+
+    def _build_facts(self) -> dict[str, Any]:
+        return {} if self.resolution is None else {**_facts_of(self.resolution), "signature": self.signature}
 
     def __str__(self) -> str:
         return "\n".join([*self._head(), *self._considered(), *self._tail()])
@@ -118,6 +130,7 @@ class Explanation:
     def _tail(self) -> list[str]:
         dependencies = list(self.resolution.tree())[:-1] if self.resolution else []
         lines = [f"depends on   {dependency.build}" for dependency in dependencies]
+        lines += [f"signature    {self.signature}"] if self.signature not in ("", UNSIGNED) else []
         lines += [f"library      {line}" for line in (self.libraries.lines() if self.libraries else ())]
         lines += [f"note         {note}" for note in (self.resolution.notes if self.resolution else ())]
         return [*lines, *([f"next         {self.advice}"] if self.advice else [])]
@@ -147,10 +160,30 @@ def explain(
         considered = Selection((), tuple(error.rejections), unknown)
         advice = str(error).rpartition("\n")[2]
         return Explanation(request, environment, reason, trusted, considered, None, str(error), advice)
-    selection = resolution.selection
-    assert selection is not None
+    selection = resolution.selection or Selection((), (), ())
     libraries = _libraries(resolution, session)
-    return Explanation(request, environment, reason, trusted, selection, resolution, libraries=libraries)
+    advice = session.suggest(resolution, backend=backend) if libraries is not None and libraries.refused else ""
+    signature = _signature(resolution, session)
+    return Explanation(
+        request, environment, reason, trusted, selection, resolution, "", advice, libraries, signature=signature
+    )
+
+
+def _signature(resolution: Resolution, session: Session) -> str:
+    """Who signed the build, if that was or can be checked on this machine, and otherwise why not."""
+    if not any(file.path == SIGNATURE for file in resolution.files):
+        return UNSIGNED
+    acceptance = session.acceptance
+    if acceptance.rule(resolution) == "off":
+        return "there is one; not looked at, as the policy does not ask for it"
+    stored = session.store.find(resolution.name, resolution.commit, resolution.variant)
+    if stored is None:
+        return "there is one; checked when the build is fetched"
+    try:
+        finding = acceptance.look(resolution, stored.files_folder, stored)
+    except VerificationError as error:
+        return f"REFUSED: {error}"
+    return f"not checked: {finding.reason}" if finding.signer is None else str(finding.signer)
 
 
 def _libraries(resolution: Resolution, session: Session) -> PreflightReport | None:
@@ -159,11 +192,14 @@ def _libraries(resolution: Resolution, session: Session) -> PreflightReport | No
         return None
     stored = None if resolution.folder else session.store.find(resolution.name, resolution.commit, resolution.variant)
     folder = stored.files_folder if stored else resolution.folder
-    return None if folder is None else preflight_folder(resolution.build, resolution.variant, folder)
+    if folder is None:
+        return None
+    names = [resolution.metadata.id] if resolution.metadata and resolution.metadata.id else []
+    return preflight_folder(resolution.build, resolution.variant, folder, names=names)
 
 
 def _trust_of(request: KernelRequest, session: Session, policy: TrustPolicy) -> tuple[str, bool]:
-    if request.repo_id is None:
+    if request.repo_id is None or session.override_of(request.repo_id) is not None:
         return "on this machine", True
     try:
         return session.trust_of(request.repo_id, policy), True
@@ -171,7 +207,7 @@ def _trust_of(request: KernelRequest, session: Session, policy: TrustPolicy) -> 
         return f"publisher {error.publisher}, {error.reason}; pass trust_remote_code=[{error.repo_id!r}]", False
 
 
-def _build_facts(resolution: Resolution) -> dict[str, Any]:
+def _facts_of(resolution: Resolution) -> dict[str, Any]:
     metadata = resolution.metadata
     return {
         "kernel": resolution.name,

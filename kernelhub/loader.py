@@ -4,15 +4,10 @@ The package is ``kernelhub_k_<digest>.<name>``: the name depends on the content 
 claims, so it cannot shadow or be shadowed by an installed module (S-25). Sources are compiled from the files in the
 build; bytecode is neither read nor written (S-16). Native libraries are judged before any of them is opened (S-28).
 When an import fails, ``sys.modules``, ``sys.path`` and what was registered with torch are as they were (S-27).
-
-The modules of a kernel import through a function of ours, which answers ``import kernels`` for that one kernel:
-nothing is put into ``sys.modules`` under that name, so other code, and an installed ``kernels``, see nothing of it.
 """
 
 from __future__ import annotations
 
-import builtins
-import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -20,14 +15,12 @@ import os
 import sys
 import threading
 from dataclasses import dataclass, replace
-from importlib.abc import MetaPathFinder
-from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, SourceFileLoader
-from importlib.util import spec_from_file_location
 from itertools import accumulate
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from kernelhub import operators
 from kernelhub.errors import (
     ImportFailed,
     IncompatibleLibrary,
@@ -36,7 +29,8 @@ from kernelhub.errors import (
     MissingDependency,
     SymbolNotFound,
 )
-from kernelhub.preflight import preflight
+from kernelhub.package import PREFIX, Kernel, KernelFinder
+from kernelhub.preflightrecord import judge
 from kernelhub.pythondepend import check_python_depends, package_of
 from kernelhub.reporter import Reporter
 from kernelhub.source import FolderSource, SealedSource
@@ -44,16 +38,13 @@ from kernelhub.source import FolderSource, SealedSource
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from kernelhub.metadata import Metadata
     from kernelhub.source import Source
     from kernelhub.verify import VerifiedBuild
 
-PREFIX = "kernelhub_k_"
 LAYERS = "layers"
 
 _DIGEST_DIGITS = 12
-# Packages that kernels import and that are answered here, with the module that makes the answer. By name, and looked
-# up when a kernel asks: what answers needs more of kernelhub than the loader may.
-_COMPANIONS = {"kernels": "kernelhub.integrations.kernels"}
 # What the dynamic loaders of Linux, macOS and Windows say when a library does not fit this machine.
 _LIBRARY_WORDS = (
     "undefined symbol",
@@ -83,6 +74,7 @@ class LoadedKernel:
     state: str
     module: ModuleType
     notes: tuple[str, ...] = ()
+    metadata: Metadata | None = None
 
     def __str__(self) -> str:
         commit = f"@{self.commit}" if self.commit else ""
@@ -121,13 +113,12 @@ def _load(build: VerifiedBuild) -> ModuleType:
             _load(dependency)
         check_python_depends(build.build, build.metadata)
         source = _SEALED.get(name) or (SealedSource(build) if build.strict else FolderSource(build.folder))
-        report = preflight(build.build, build.variant, source.paths(), source.open)
+        report = judge(build, source)
         report.check(_hint(build))
-        registering = [library.path for library in report.libraries if library.registers]
-        if registering and isinstance(source, SealedSource):
+        if isinstance(source, SealedSource) and any(library.registers for library in report.libraries):
             _SEALED[name] = source
         _FINDER.add(name, build, source)
-        with _claimed_operators(build, source, registering):
+        with operators.claimed(build, report.libraries, source):
             return _import(build, name)
 
 
@@ -177,110 +168,6 @@ def _sealed(build: VerifiedBuild) -> VerifiedBuild:
     return replace(build, strict=True, dependencies=tuple(map(_sealed, build.dependencies)))
 
 
-class SourceLoader(SourceFileLoader):
-    """Compiles a build's source on every import; never touches ``__pycache__``."""
-
-    def __init__(self, fullname: str, path: str, kernel: _Kernel | None = None) -> None:
-        super().__init__(fullname, path)
-        self._kernel = kernel
-
-    def get_data(self, path: str) -> bytes:
-        return super().get_data(path) if self._kernel is None else self._kernel.source.read(path)
-
-    def get_code(self, fullname: str) -> CodeType:
-        path = self.get_filename(fullname)
-        code: CodeType = self.source_to_code(self.get_data(path), path)
-        return code
-
-    def exec_module(self, module: ModuleType) -> None:
-        if self._kernel is not None:
-            self._kernel.prepare(module, self.path)
-        super().exec_module(module)
-
-
-class LibraryLoader(ExtensionFileLoader):
-    """Opens a native module at the place that the source of the build names; the module still knows its own file."""
-
-    def __init__(self, fullname: str, path: Path, source: Source) -> None:
-        super().__init__(fullname, source.library(path))
-        self._file = str(path)
-
-    def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
-        module.__file__ = self._file
-
-
-class _Kernel:
-    """A build that is importable: its folder, its source, and the builtins that its modules see."""
-
-    def __init__(self, build: VerifiedBuild, source: Source) -> None:
-        self.build = build
-        self.source = source
-        self.folder = _package_folder(build, source)
-        self._companions: dict[str, ModuleType] = {}
-        self._builtins = {**vars(builtins), "__import__": self._import}
-
-    def prepare(self, module: ModuleType, path: str) -> None:
-        """What a module gets before its code runs."""
-        vars(module)["__builtins__"] = self._builtins
-        _TRAIL.modules.append(module)
-        if isinstance(self.source, SealedSource):
-            self.source.remember_lines(path)
-
-    def _import(self, name: str, *arguments: Any, **keywords: Any) -> ModuleType:
-        """``__import__`` for the modules of this kernel; takes the same arguments."""
-        top = name.partition(".")[0]
-        if top not in _COMPANIONS:
-            return builtins.__import__(name, *arguments, **keywords)
-        level = keywords.get("level", arguments[3] if len(arguments) > 3 else 0)
-        if level:
-            return builtins.__import__(name, *arguments, **keywords)
-        companion = self._companion(top)
-        for part in name.split(".")[1:]:
-            if not hasattr(companion, part):
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return companion
-
-    def _companion(self, name: str) -> ModuleType:
-        if name not in self._companions:
-            make = importlib.import_module(_COMPANIONS[name]).companion
-            self._companions[name] = make(self.build.build, self._dependency, self._declared().__contains__)
-        return self._companions[name]
-
-    def _declared(self) -> dict[str, VerifiedBuild]:
-        """The dependencies by the names that the kernel's own metadata gives them."""
-        wanted = self.build.metadata.kernel_depends if self.build.metadata else ()
-        return {need.repo_id: build for need, build in zip(wanted, self.build.dependencies, strict=True)}
-
-    def _dependency(self, repo_id: str) -> ModuleType:
-        declared = self._declared()
-        if repo_id not in declared:
-            raise _undeclared(self.build, str(repo_id))
-        return _load(declared[repo_id])
-
-
-class KernelFinder(MetaPathFinder):
-    """Finds the modules of loaded builds, and nothing else; sits on ``sys.meta_path`` while builds are loaded."""
-
-    def __init__(self) -> None:
-        self._kernels: dict[str, _Kernel] = {}
-
-    def add(self, name: str, build: VerifiedBuild, source: Source) -> None:
-        """Make a build importable under ``name``."""
-        if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
-        self._kernels[name] = _Kernel(build, source)
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if not fullname.startswith(PREFIX):
-            return None
-        parts = fullname.split(".")
-        if len(parts) == 1:
-            return _namespace_spec(fullname, [])
-        kernel = self._kernels.get(".".join(parts[:2]))
-        return None if kernel is None else _spec(fullname, kernel, kernel.folder.joinpath(*parts[2:]), len(parts) == 2)
-
-
 class _Trail(threading.local):
     """What this thread is importing: the builds, outermost first, and the modules that have begun to run."""
 
@@ -288,43 +175,26 @@ class _Trail(threading.local):
         self.builds: list[VerifiedBuild] = []
         self.modules: list[ModuleType] = []
 
+    def begin(self, module: ModuleType) -> None:
+        self.modules.append(module)
 
-_FINDER = KernelFinder()
-_LOCK = threading.RLock()
+
+def _depend(kernel: Kernel, repo_id: str) -> ModuleType:
+    """The module of a kernel that another one asks for."""
+    declared = kernel.declared()
+    if repo_id not in declared:
+        raise _undeclared(kernel.build, str(repo_id))
+    return _load(declared[repo_id])
+
+
 _TRAIL = _Trail()
+_FINDER = KernelFinder(_depend, _TRAIL.begin)
+_LOCK = threading.RLock()
 _LOADED: dict[str, LoadedKernel] = {}
 # What registers operators is opened once a process: when its import failed, the next attempt meets the same library.
 _SEALED: dict[str, Source] = {}
 if hasattr(os, "register_at_fork"):  # the thread that held the lock does not live on in the child
     os.register_at_fork(after_in_child=lambda: globals().update(_LOCK=threading.RLock()))
-_OPERATORS: dict[str, tuple[str, frozenset[Any]]] = {}  # namespace -> build, and what its libraries are known by
-
-
-def _spec(fullname: str, kernel: _Kernel, base: Path, is_root: bool) -> ModuleSpec | None:
-    """The spec of a package folder, a source file or an extension module, in Python's own order."""
-    source = kernel.source
-    package = base / "__init__.py"
-    if source.has_file(package):
-        loader = SourceLoader(fullname, str(package), kernel)
-        return spec_from_file_location(fullname, package, loader=loader, submodule_search_locations=[str(base)])
-    if is_root:
-        return None
-    for suffix in EXTENSION_SUFFIXES:
-        library = base.with_name(base.name + suffix)
-        if source.has_file(library):
-            opener = LibraryLoader(fullname, library, source)
-            return spec_from_file_location(fullname, opener.path, loader=opener)
-    module = base.with_name(f"{base.name}.py")
-    if source.has_file(module):
-        return spec_from_file_location(fullname, module, loader=SourceLoader(fullname, str(module), kernel))
-    return _namespace_spec(fullname, [str(base)]) if source.has_folder(base) else None
-
-
-def _namespace_spec(fullname: str, locations: list[str]) -> ModuleSpec:
-    """A package without code: the ``kernelhub_k_<digest>`` that holds one kernel, or a folder without __init__.py."""
-    spec = ModuleSpec(fullname, None, is_package=True)
-    spec.submodule_search_locations = locations
-    return spec
 
 
 def _import(build: VerifiedBuild, name: str) -> ModuleType:
@@ -358,7 +228,7 @@ def _describe(build: VerifiedBuild, module: ModuleType, notes: tuple[str, ...]) 
     is_folder = Path(build.kernel).is_absolute()
     origin, _, commit = (build.kernel, "", "") if is_folder else build.kernel.partition("@")
     state = f"{build.state.value}, strict" if build.strict else build.state.value
-    return LoadedKernel(origin, commit, build.variant, state, module, notes)
+    return LoadedKernel(origin, commit, build.variant, state, module, notes, build.metadata)
 
 
 def _check_declared(build: VerifiedBuild) -> None:
@@ -381,14 +251,14 @@ class _Before:
         self.begun = len(_TRAIL.modules)
         self._modules = dict(sys.modules)
         self._path = list(sys.path)
-        self._kept = len(_kept_libraries())
+        self._kept = len(operators.kept_libraries())
 
     def restore(self) -> None:
         """Forget the modules of our own prefix that a failed import added, and undo what it replaced."""
         for module in _TRAIL.modules[self.begun :]:
-            _forget_operators(list(vars(module).values()))
-        _forget_operators(_kept_libraries()[self._kept :])
-        del _kept_libraries()[self._kept :]
+            operators.forget(list(vars(module).values()))
+        operators.forget(operators.kept_libraries()[self._kept :])
+        del operators.kept_libraries()[self._kept :]
         for name in [name for name in sys.modules if name.startswith(PREFIX) and name not in self._modules]:
             del sys.modules[name]
         self._replaced()
@@ -425,62 +295,6 @@ class _Before:
         for name in planted:
             del sys.modules[name]
         return planted
-
-
-def _kept_libraries() -> list[Any]:
-    """The operator libraries that torch keeps for those who did not: ``torch.library.define`` without one."""
-    return getattr(sys.modules.get("torch.library"), "_keep_alive", None) or []
-
-
-def _forget_operators(values: list[Any]) -> None:
-    """Take back the operators that a module registered through ``torch.library``, as far as torch allows."""
-    torch_library = sys.modules.get("torch.library")
-    kind = getattr(torch_library, "Library", None)
-    if kind is None:
-        return
-    for value in values:
-        with contextlib.suppress(Exception):  # any object of a kernel, and torch's own internals
-            library = value if isinstance(value, kind) else vars(value).get("_lib")
-            if isinstance(library, kind):
-                library._destroy()
-                torch_library._defs.difference_update(library._op_defs)  # type: ignore[union-attr]
-
-
-@contextlib.contextmanager
-def _claimed_operators(build: VerifiedBuild, source: Source, paths: list[str]) -> Iterator[None]:
-    """Torch ends the process when two libraries define one operator namespace: refuse the second one before (S-26)."""
-    namespace = build.metadata.id if build.metadata else None
-    if not paths or namespace is None:
-        yield
-        return
-    claim = (build.build, frozenset(_known_by(build.folder / path, source) for path in paths))
-    owner = _OPERATORS.setdefault(namespace, claim)
-    if owner[1] != claim[1]:
-        cause = f"its operators torch.ops.{namespace} are already registered by {owner[0]}"
-        raise IncompatibleLibrary(build.build, namespace, cause, "Load one of them in another process.")
-    try:
-        yield
-    except IncompatibleLibrary:  # it was not opened, so it registered nothing
-        if owner is claim:
-            del _OPERATORS[namespace]
-        raise
-
-
-def _known_by(library: Path, source: Source) -> object:
-    """What the dynamic loader tells libraries apart by: device and inode."""
-    status = Path(source.library(library)).stat()
-    return status.st_dev, status.st_ino
-
-
-def _package_folder(build: VerifiedBuild, source: Source) -> Path:
-    """Where ``__init__.py`` is: at the top, or, in older builds, in a folder named after the kernel."""
-    packages = [path.removesuffix("__init__.py") for path in source.paths() if path.endswith("__init__.py")]
-    if "" in packages:
-        return build.folder
-    nested = [path for path in packages if path.count("/") == 1]
-    if len(nested) != 1:
-        raise ImportFailed(build.build, "it has no __init__.py")
-    return build.folder / nested[0].rstrip("/")
 
 
 def _hint(build: VerifiedBuild) -> str:

@@ -20,30 +20,24 @@ formats (hub-format section 8); it pins commits only.
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
 from kernelhub.buildpath import check_paths
-from kernelhub.errors import InvalidLockfile, InvalidPath, InvalidRequest, InvalidVariant
+from kernelhub.durable import replace_file
+from kernelhub.errors import InvalidLockfile, InvalidPath, InvalidRequest, InvalidVariant, shown
 from kernelhub.index import ContentHash, ListedFile
 from kernelhub.request import KernelRequest, checked_repo_id
 from kernelhub.revision import Revision
+from kernelhub.tomltext import NotToml, parse_toml
 from kernelhub.variant import Variant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+    from pathlib import Path
 
 LOCK_NAME = "kernelhub.lock"
 SCHEMA = 1
@@ -124,17 +118,7 @@ class Lock:
 
     def write(self, path: Path) -> None:
         """Replace the file as a whole: a crash leaves the old lock or the new one, never a part."""
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(self.dump())
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        replace_file(path, self.dump(), 0o644)
 
     def find(self, repo_id: str, revision: Revision) -> LockedKernel | None:
         """The entry of a repository at the revision that was locked."""
@@ -165,14 +149,14 @@ def _decode(data: bytes, origin: str) -> str:
 
 def _read_toml(text: str) -> tuple[LockedKernel, ...]:
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = parse_toml(text.encode())
+    except NotToml as error:
         raise InvalidLockfile("...", str(error), "TOML") from None
     if document.get("schema") != SCHEMA:
         raise InvalidLockfile(document.get("schema"), "unknown schema version", f"schema = {SCHEMA}")
     for key in document:
         if key not in ("schema", "kernel"):
-            raise InvalidLockfile(key, f"unknown field {key!r}", "schema and [[kernel]]")
+            raise InvalidLockfile(key, f"unknown field {shown(key)}", "schema and [[kernel]]")
     kernels = document.get("kernel", [])
     if not isinstance(kernels, list):
         raise InvalidLockfile(kernels, "field 'kernel' is not an array of tables", "[[kernel]]")
@@ -184,7 +168,7 @@ def _read_kernel(entry: Any) -> LockedKernel:
         raise InvalidLockfile(entry, "not a table", "[[kernel]]")
     for key in entry:
         if key not in _KEYS:
-            raise InvalidLockfile(key, f"unknown field {key!r} of a kernel", f"one of {', '.join(sorted(_KEYS))}")
+            raise InvalidLockfile(key, f"unknown field {shown(key)} of a kernel", f"one of {', '.join(sorted(_KEYS))}")
     variants = entry.get("variants", {})
     if not isinstance(variants, dict):
         raise InvalidLockfile(variants, "field 'variants' is not a table", "[kernel.variants.<name>]")

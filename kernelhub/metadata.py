@@ -68,6 +68,7 @@ class Metadata:
     version: int | None = None
     license: str | None = None
     upstream: str | None = None
+    source: str | None = None
     python_depends: tuple[str, ...] = ()
     kernel_depends: tuple[KernelDependency, ...] = ()
     backend: str | None = None
@@ -193,6 +194,7 @@ def _read(document: dict[str, Any]) -> Metadata:
         version=_read_version(document.get("version")),
         license=_read_text(document, "license"),
         upstream=_read_upstream(_read_text(document, "upstream")),
+        source=_read_text(document, "source"),
         python_depends=_read_names(document, "python-depends"),
         kernel_depends=tuple(map(_read_dependency, _read_list(document, "kernel-depends"))),
         backend=backend,
@@ -266,7 +268,7 @@ def _read_upstream(value: str | None) -> str | None:
     except ValueError as error:
         raise InvalidMetadata(value, f"key 'upstream': {error}", "an https address") from None
     if scheme not in _UPSTREAM_SCHEMES:
-        raise InvalidMetadata(value, f"scheme {scheme!r} of 'upstream'", "an https address")
+        raise InvalidMetadata(value, f"scheme {shown(scheme)} of 'upstream'", "an https address")
     return value
 
 

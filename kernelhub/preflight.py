@@ -7,29 +7,23 @@ symbols that the dynamic loader finds in its torch. Only Linux is looked at; els
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import re
 import sys
-import sysconfig
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernelhub.backend import Release
 from kernelhub.durable import open_regular
-from kernelhub.elf import Library, Machine, NotALibrary, defined_symbols, defined_versions, machine_of, read_library
-from kernelhub.environment import Environment
+from kernelhub.elf import Library, NotALibrary, defined_symbols, held_names, read_library
 from kernelhub.errors import IncompatibleLibrary, InvalidVariant, shown
-from kernelhub.machine import detect_backend, detect_libc, import_torch
+from kernelhub.host import OF_PYTHON, Host, this_host
 from kernelhub.variant import Variant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from types import ModuleType
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
     from typing import BinaryIO
 
 _ABI3_WITHOUT_GIL = Release(3, 15)  # the first Python whose free-threaded build has a stable ABI
@@ -39,67 +33,30 @@ _OF_TORCH = re.compile(
     r"_Z(?:GV|T[A-Z])?N[KVRO]*(?:2at|3c10|5torch|6caffe2)[0-9A-Z]|(?:aoti_torch|torch)_[a-z]", re.ASCII
 )
 _REGISTERS = re.compile(r"_ZN5torch7LibraryC|(?:aoti_)?torch_library_", re.ASCII)
-_OF_PYTHON = re.compile(r"_?Py[A-Z_]", re.ASCII)
 _NUMBERED = re.compile(r"(?P<family>GLIBC|GLIBCXX|CXXABI|GCC)_(?P<number>[0-9]+(?:\.[0-9]+)*)", re.ASCII)
 _OF_GLIBC = re.compile(r"(?:lib(?:c|m|dl|rt|pthread|util|resolv)|ld-linux.*)\.so\.[0-9]+", re.ASCII)
 _MUSL = re.compile(r"(?:libc\.musl-|ld-musl-)", re.ASCII)
-_CXX = "libstdc++.so.6"
-
-
-@dataclass(frozen=True)
-class Host:
-    """What this process offers to a native library; tests build it by hand.
-
-    ``versions`` maps the name of a library that is mapped into this process to the symbol versions that it defines,
-    and ``places`` to where it is; ``notes`` say what is unusual about its torch; ``lacks`` picks those of some symbols
-    that neither torch nor Python has.
-    """
-
-    machine: Machine
-    python: Release
-    free_threaded: bool = False
-    libc: tuple[str, Release] | None = None
-    versions: Mapping[str, frozenset[str]] = field(default_factory=dict, hash=False)
-    places: Mapping[str, str] = field(default_factory=dict, hash=False)
-    torch_build: str = ""
-    notes: tuple[str, ...] = ()
-    lacks: Callable[[Iterable[str]], list[str]] = field(default=lambda names: [], compare=False, repr=False)
-
-    @classmethod
-    def detect(cls) -> Host:
-        """This process, with the torch that it has (imported if it is installed: a kernel's library needs it)."""
-        torch = import_torch()
-        mapped = _mapped_libraries()
-        places = {name: path for path, name in reversed(mapped.items())}
-        with open_regular(Path("/proc/self/exe").resolve()) as file:
-            machine = machine_of(file)
-        return cls(
-            machine=machine,
-            python=Release(*sys.version_info[:2]),
-            free_threaded=bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-            libc=detect_libc(),
-            versions={name: _versions_of(name, mapped) for name in places if _is_system(name)},
-            places=places,
-            torch_build=str(torch.__version__) if torch else "",
-            notes=_notes_on_torch(torch),
-            lacks=_Exports(places).missing,
-        )
-
-    def glibc(self) -> Release | None:
-        """The version of glibc; None on another C library."""
-        return self.libc[1] if self.libc is not None and self.libc[0] == "glibc" else None
 
 
 class LibraryReport(NamedTuple):
     """One library: why it cannot be loaded here (nothing: it can), and what is unusual about it.
 
-    ``registers`` tells whether it registers operators with torch as soon as it is opened.
+    ``registers`` tells whether it registers operators with torch as soon as it is opened, ``namespaces`` under which
+    names, as its build says and its bytes confirm. ``unread``: the system did not let it be read; no verdict is kept.
     """
 
     path: str
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     registers: bool = False
+    namespaces: tuple[str, ...] = ()
+    unread: bool = False
+
+    def words(self) -> Iterator[str]:
+        """The verdict, and all that is worth telling beside it."""
+        yield from self.reasons or ("can be loaded here",)
+        yield from (f"registers torch.ops.{name}" for name in self.namespaces)
+        yield from self.notes
 
 
 @dataclass(frozen=True)
@@ -117,10 +74,7 @@ class PreflightReport:
 
     def lines(self) -> list[str]:
         """One line for each library."""
-        return [
-            f"{shown(each.path)}: {'; '.join((*(each.reasons or ('can be loaded here',)), *each.notes))}"
-            for each in self.libraries
-        ]
+        return [f"{shown(each.path)}: {'; '.join(each.words())}" for each in self.libraries]
 
     def to_dict(self) -> dict[str, list[str]]:
         """Plain data for JSON: each library with the reasons why it cannot be loaded."""
@@ -138,7 +92,12 @@ class PreflightReport:
 
 
 def preflight(
-    build: str, variant: str, paths: Iterable[str], open_file: Callable[[str], BinaryIO], host: Host | None = None
+    build: str,
+    variant: str,
+    paths: Iterable[str],
+    open_file: Callable[[str], BinaryIO],
+    host: Host | None = None,
+    names: Iterable[str] = (),
 ) -> PreflightReport:
     """Look at the native libraries among the files of a build.
 
@@ -148,31 +107,28 @@ def preflight(
         paths: the paths of its files.
         open_file: opens one of them for reading.
         host: what to compare with; None for this process.
+        names: what its metadata calls its operators: the ``id``.
     """
     libraries = sorted(path for path in paths if is_library(path))
     if sys.platform != "linux":  # unknown, so the worst is assumed of what they register
         return PreflightReport(build, tuple(LibraryReport(path, registers=True) for path in libraries))
     if not libraries:
         return PreflightReport(build)
-    return _Preflight(build, variant, libraries, open_file, host or this_host()).report()
+    return _Preflight(build, variant, libraries, open_file, host or this_host(), names).report()
 
 
-def preflight_folder(build: str, variant: str, folder: Path, host: Host | None = None) -> PreflightReport:
+def preflight_folder(
+    build: str, variant: str, folder: Path, host: Host | None = None, names: Iterable[str] = ()
+) -> PreflightReport:
     """``preflight`` of the files in a folder."""
     paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if is_library(path.name)]
-    return preflight(build, variant, paths, lambda path: open_regular(folder / path), host)
+    return preflight(build, variant, paths, lambda path: open_regular(folder / path), host, names)
 
 
 def is_library(path: str) -> bool:
     """Is it a native module or library, by its name?"""
     name = path.rpartition("/")[2]
     return name.endswith(tuple(EXTENSION_SUFFIXES)) or _SHARED.search(name) is not None
-
-
-@cache
-def this_host() -> Host:
-    """This process, asked once."""
-    return Host.detect()
 
 
 _READ: dict[tuple[int, ...], Library] = {}
@@ -182,13 +138,20 @@ class _Preflight:
     """One run over the libraries of one build."""
 
     def __init__(
-        self, build: str, variant: str, paths: list[str], open_file: Callable[[str], BinaryIO], host: Host
+        self,
+        build: str,
+        variant: str,
+        paths: list[str],
+        open_file: Callable[[str], BinaryIO],
+        host: Host,
+        names: Iterable[str],
     ) -> None:
         self._build = build
         self._variant = variant
         self._paths = paths
         self._open = open_file
         self._host = host
+        self._names = tuple(names)
 
     def report(self) -> PreflightReport:
         foreign = {path for path in self._paths if _is_for_another_python(path, self._host)}
@@ -205,14 +168,16 @@ class _Preflight:
         try:
             with self._open(path) as file:
                 library = _read(file)
+                registers = any(map(_REGISTERS.match, library.undefined))
+                file.seek(0)
+                namespaces = held_names(file, self._names) if registers else ()
         except NotALibrary as error:
             return LibraryReport(path, (str(error),))
         except OSError as error:
-            return LibraryReport(path, (f"cannot be read ({error.strerror})",))
+            return LibraryReport(path, (f"cannot be read ({error.strerror})",), unread=True)
         reasons = [reason for check in CHECKS if (reason := check(path, library, self._host))]
         reasons += filter(None, [self._torch_reason(library)])
-        registers = any(map(_REGISTERS.match, library.undefined))
-        return LibraryReport(path, tuple(reasons), tuple(_notes(library)), registers)
+        return LibraryReport(path, tuple(reasons), tuple(_notes(library)), registers, namespaces)
 
     def _torch_reason(self, library: Library) -> str | None:
         """Symbols of torch that this torch lacks; what another library of the build defines is there."""
@@ -300,7 +265,7 @@ def check_needed(path: str, library: Library, host: Host) -> str | None:
 def check_python(path: str, library: Library, host: Host) -> str | None:
     if host.free_threaded and ".abi3." in path and host.python < _ABI3_WITHOUT_GIL:
         return f"it is of the stable Python ABI, which free-threaded Python {host.python} does not have"
-    missing = host.lacks(name for name in library.undefined if _OF_PYTHON.match(name))
+    missing = host.lacks(name for name in library.undefined if OF_PYTHON.match(name))
     if missing:
         return f"undefined symbol {shown(missing[0])}: it is for another Python than {host.python}"
     return None
@@ -315,12 +280,6 @@ CHECKS = (
     check_needed,
     check_python,
 )
-
-
-def _notes_on_torch(torch: ModuleType | None) -> tuple[str, ...]:
-    if torch is None:
-        return ()
-    return Environment(detect_backend(torch), "", "", torch_build=str(torch.__version__)).notes
 
 
 def _notes(library: Library) -> Iterator[str]:
@@ -378,54 +337,3 @@ def _c_library(library: Library) -> str | None:
         return "musl"
     has_glibc = any(_number(need.version, "GLIBC") for need in library.versions)
     return "glibc" if has_glibc else None
-
-
-def _is_system(name: str) -> bool:
-    return name == _CXX or name.startswith("libgcc_s.so")
-
-
-def _mapped_libraries() -> dict[str, str]:
-    """The shared libraries that are mapped into this process: the path of each, and what others call it."""
-    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    paths = dict.fromkeys(f"/{path}" for line in lines if (path := line.partition("/")[2]))
-    return {path: _soname(name) for path in paths if ".so" in (name := path.rpartition("/")[2])}
-
-
-def _soname(name: str) -> str:
-    """``libstdc++.so.6.0.30`` is known to others as ``libstdc++.so.6``."""
-    return _CXX if name.startswith(f"{_CXX}.") else name
-
-
-def _versions_of(library: str, mapped: Mapping[str, str]) -> frozenset[str]:
-    """What a library defines; of several copies in one process (conda's and the system's), what any of them defines."""
-    found: set[str] = set()
-    for path in [path for path, name in mapped.items() if name == library]:
-        with contextlib.suppress(OSError, NotALibrary), open_regular(Path(path)) as file:
-            found |= defined_versions(file)
-    return frozenset(found)
-
-
-class _Exports:
-    """Asks the dynamic loader of this process for symbols: exact, and a microsecond each, where reading the symbol
-    tables of torch's libraries would take a tenth of a second."""
-
-    def __init__(self, places: Mapping[str, str]) -> None:
-        names = [name for name in places if name.startswith(("libtorch", "libc10"))]
-        self._torch = [library for name in names if (library := _already_loaded(places[name]))]
-
-    def missing(self, names: Iterable[str]) -> list[str]:
-        """Those of ``names`` that are in no library of torch, or, for Python's, not in this process."""
-        return [name for name in names if not self._has(name)]
-
-    def _has(self, name: str) -> bool:
-        if _OF_PYTHON.match(name):
-            return hasattr(ctypes.pythonapi, name)
-        return not self._torch or any(hasattr(library, name) for library in self._torch)
-
-
-def _already_loaded(path: str) -> ctypes.CDLL | None:
-    """A handle of a library that is in this process; nothing is loaded."""
-    try:
-        return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:
-        return None

@@ -6,6 +6,7 @@ import base64
 import binascii
 import contextlib
 import hashlib
+import math
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -26,12 +27,20 @@ _Answer = TypeVar("_Answer")
 
 FRESH_SECONDS = 3600.0
 _CHUNK = 1 << 20
+_MOST_TOLD = 5  # versions in a warning
 _ROUNDS = 2  # a body that is not what was announced is asked for once more
 
 
 def fresh_seconds() -> float:
-    """How long a remembered branch or publisher answer is used without asking (``KERNELHUB_FRESH_SECONDS``)."""
-    return setting.seconds("KERNELHUB_FRESH_SECONDS", FRESH_SECONDS)
+    """How long a remembered branch or publisher answer is used without asking (``KERNELHUB_FRESH_SECONDS``).
+
+    With ``KERNELHUB_PREFER_CACHED`` for ever: the network is only for what is missing.
+    """
+    return (
+        math.inf
+        if setting.flag("KERNELHUB_PREFER_CACHED")
+        else setting.seconds("KERNELHUB_FRESH_SECONDS", FRESH_SECONDS)
+    )
 
 
 class RecordedIndex:
@@ -171,17 +180,27 @@ class RememberingIndex:
     What a commit contains never changes, so it is asked once. Branches and publishers are asked again after
     ``max_age`` seconds; ``connect`` is called when a request is really needed. Of several processes that need the
     same answer one asks, and the others read what it recorded. When the Hub cannot be reached the older answer
-    serves, with a warning that tells its age.
+    serves, with a warning that tells its age; with ``only_fresh`` it does not.
     """
 
-    def __init__(self, store: Store, connect: Callable[[], Index], reporter: Reporter, max_age: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        connect: Callable[[], Index],
+        reporter: Reporter,
+        max_age: float,
+        *,
+        only_fresh: bool = False,
+    ) -> None:
         self.name = store.endpoint
         self._store = store
         self._recorded = RecordedIndex(store)
         self._connect = connect
         self._reporter = reporter
         self._max_age = max_age
+        self._only_fresh = only_fresh
         self._asked: set[str] = set()
+        self._told: set[str] = set()
 
     def trusts(self, publisher: str) -> bool | None:
         """See Index.trusts."""
@@ -194,17 +213,10 @@ class RememberingIndex:
 
     def refs(self, repo_id: str, *, refresh: bool = False) -> Refs:
         """See Index.refs."""
-        known = _refs_of(self._store.recorded("repositories", repo_id))
-
-        def ask() -> Refs:
-            refs = self._hub.refs(repo_id)
-            self._report_moves(repo_id, known, refs)
-            return refs
-
         refs = self._remembered(
             ("repositories", repo_id, f"kernel {repo_id}"),
             _refs_of,
-            ask,
+            lambda: self._hub.refs(repo_id),
             asdict,
             refresh=refresh and repo_id not in self._asked,
         )
@@ -248,10 +260,19 @@ class RememberingIndex:
         return builds
 
     def files(self, repo_id: str, commit: str, build: str) -> tuple[ListedFile, ...]:
-        """See Index.files."""
+        """See Index.files; asked for where the listing of all builds was too long to hold them."""
         if self._store.find(repo_id, commit, build) is not None:
             return self._recorded.files(repo_id, commit, build)
-        return self._hub.files(repo_id, commit, build)
+        name = f"{repo_id}@{commit}/{build}"
+        known = _build_of(self._store.recorded("listings", name))
+        if known is not None:
+            return known
+        with self._store.asking(name):
+            known = _build_of(self._store.recorded("listings", name))
+            if known is None:
+                known = self._hub.files(repo_id, commit, build)
+                self._store.record("listings", name, {"files": known})
+        return known
 
     def stream(
         self, repo_id: str, commit: str, path: str, offset: int = 0, *, expected: ListedFile | None = None
@@ -321,7 +342,10 @@ class RememberingIndex:
             except HubUnavailable as error:
                 if known is None or record is None:
                     raise
-                self._warn_stale(record, noun, error)
+                if self._only_fresh:
+                    cause = f"{error.cause}; what it said of {noun} before is not used here"
+                    raise HubUnavailable(error.url, cause) from error
+                self._warn_stale(record, noun, error, known)
                 return known
             self._store.record(kind, name, facts(answer))
             return answer
@@ -333,16 +357,14 @@ class RememberingIndex:
     def _is_fresh(self, record: dict[str, Any] | None) -> bool:
         return record is not None and 0 <= time.time() - record["time"] <= self._max_age
 
-    def _warn_stale(self, record: dict[str, Any], what: str, error: HubUnavailable) -> None:
+    def _warn_stale(self, record: dict[str, Any], what: str, error: HubUnavailable, known: object) -> None:
+        if what in self._told:
+            return
+        self._told.add(what)
         age = max(0.0, time.time() - record["time"])
-        self._reporter.warn(f"{error}; using what the Hub said of {what} {age / 3600:.1f} hours ago")
-
-    def _report_moves(self, repo_id: str, known: Refs | None, refs: Refs) -> None:
-        """Tell about versions whose branch now points elsewhere (S-01); new commits are not yet downloaded here."""
-        for branch, before in known.branches.items() if known else ():
-            now = refs.branches.get(branch)
-            if now is not None and now != before:
-                self._reporter.warn(f"kernel {repo_id}: branch {branch} moved from {before[:12]} to {now[:12]}")
+        commits = list(known.versions.items())[-_MOST_TOLD:] if isinstance(known, Refs) else []
+        told = "".join(f", v{version} is {commit[:12]}" for version, commit in commits)
+        self._reporter.warn(f"{error}; using what the Hub said of {what} {age / 3600:.1f} hours ago{told}")
 
 
 def _open_intact(stored: StoredBuild, path: str) -> BinaryIO | None:
@@ -398,6 +420,14 @@ def _builds_of(record: dict[str, Any] | None) -> Builds | None:
     try:
         return {build: _files_of(files) for build, files in record["builds"].items()}
     except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _build_of(record: dict[str, Any] | None) -> tuple[ListedFile, ...] | None:
+    """A recorded listing of one build; None when there is none or it is damaged."""
+    try:
+        return _files_of(record.get("files")) if record is not None else None
+    except (TypeError, ValueError):
         return None
 
 

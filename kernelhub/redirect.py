@@ -6,16 +6,12 @@ name a version or a commit, so that what is loaded can be told in advance; a bra
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
 from kernelhub.errors import InvalidMetadata, InvalidRequest
 from kernelhub.request import KernelRequest, checked_repo_id
 from kernelhub.revision import Revision, RevisionKind
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from kernelhub.tomltext import NotToml, parse_toml
 
 STATUS_FILE = "kernel-status.toml"
 MAX_STATUS_BYTES = 4096
@@ -32,14 +28,16 @@ def read_redirect(data: bytes, origin: str) -> KernelRequest | None:
     if len(data) > MAX_STATUS_BYTES:
         raise InvalidMetadata(STATUS_FILE, f"more than {MAX_STATUS_BYTES} bytes", _EXPECTED, origin)
     try:
-        document = tomllib.loads(data.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        document = parse_toml(data)
+    except NotToml as error:
         raise InvalidMetadata(STATUS_FILE, str(error), _EXPECTED, origin) from None
     if document.get("kind") != "redirect":
         return None
     try:
-        revision = Revision.parse(document.get("revision"))
-        destination = KernelRequest(checked_repo_id(document.get("destination")), revision=revision)
+        asked: Any = document.get("revision")  # the two functions refuse what is no text
+        repo_id: Any = document.get("destination")
+        revision = Revision.parse(asked)
+        destination = KernelRequest(checked_repo_id(repo_id), revision=revision)
     except InvalidRequest as error:
         raise InvalidMetadata(error.value, f"{STATUS_FILE}: {error.problem}", _EXPECTED, origin) from None
     if revision.kind not in (RevisionKind.VERSION, RevisionKind.COMMIT):

@@ -32,7 +32,7 @@ from kernelhub.revision import Revision, RevisionKind
 from kernelhub.store import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from kernelhub.environment import Environment
@@ -108,8 +108,16 @@ class Chosen(NamedTuple):
     notes: tuple[str, ...]
 
 
-def resolve(request: KernelRequest, environment: Environment, index: Index, trust: TrustPolicy) -> Resolution:
+def resolve(
+    request: KernelRequest,
+    environment: Environment,
+    index: Index,
+    trust: TrustPolicy,
+    override: Callable[[str], Path | None] = lambda repo_id: None,
+) -> Resolution:
     """Find the build of ``request`` for ``environment``, and of every kernel that it depends on.
+
+    ``override`` gives the folder that takes the place of a repository, where there is one.
 
     Raises:
         UntrustedPublisher: asked first, for each repository on its own.
@@ -117,22 +125,28 @@ def resolve(request: KernelRequest, environment: Environment, index: Index, trus
         KernelDependencyError: a dependency cycle, or too many or too deep dependencies.
         FetchError: the index could not be asked.
     """
-    return _Resolver(environment, index, trust).resolve(request, ())
+    return _Resolver(environment, index, trust, override).resolve(request, ())
 
 
 class _Resolver:
     """One resolution run: each repository and revision is resolved once (S-09)."""
 
-    def __init__(self, environment: Environment, index: Index, trust: TrustPolicy) -> None:
+    def __init__(
+        self, environment: Environment, index: Index, trust: TrustPolicy, override: Callable[[str], Path | None]
+    ) -> None:
         self._environment = environment
         self._index = index
         self._trust = trust
+        self._override = override
         self._done: dict[tuple[str, Revision | None], Resolution] = {}
         self._followed: set[str] = set()
 
     def resolve(self, request: KernelRequest, parents: tuple[str, ...]) -> Resolution:
         if request.repo_id is None:
             return self._resolve_folder(request)
+        folder = self._override(request.repo_id)
+        if folder is not None:  # a slash at its end keeps a colon in it from reading as a symbol
+            return self._resolve_folder(KernelRequest(path=f"{folder}/", symbol=request.symbol))
         key = (request.repo_id, request.revision)
         if key not in self._done:
             refuse_endless(f"{request.name}@{request.revision}", parents, len(self._done))
@@ -221,7 +235,7 @@ class _Resolver:
             metadata = None if data is None else Metadata.parse(data, f"{repo_id}@{commit[:12]}")
             verdict = judge_archs(metadata.archs if metadata else (), self._environment)
             if verdict.reason is None:
-                notes = (verdict.note,) if verdict.note else ()
+                notes = (*((verdict.note,) if verdict.note else ()), *(metadata.notes if metadata else ()))
                 return Chosen(variant, files, metadata, data, selection, notes)
             selection = selection.without_best(verdict.reason)
         return selection
@@ -258,6 +272,7 @@ class _Resolver:
             metadata=metadata,
             metadata_bytes=data,
             selection=selection,
+            notes=metadata.notes if metadata else (),
             dependencies=self._dependencies(metadata, (str(request),)),
         )
 

@@ -33,9 +33,9 @@ from kernelhub.errors import (
     MissingDependency,
     SymbolNotFound,
 )
-from kernelhub.loader import PREFIX, SourceLoader
 from kernelhub.loader import load as load_build
 from kernelhub.metadata import Metadata
+from kernelhub.package import PREFIX, SourceLoader
 from kernelhub.pythondepend import DEPENDENCIES, check_python_depends
 from kernelhub.request import KernelRequest
 
@@ -154,6 +154,7 @@ def test_what_a_kernel_imports_cannot_be_asked_for(load: Callable[..., Any], nam
 
 
 def test_a_missing_symbol_lists_what_there_is(load: Callable[..., Any]) -> None:
+    """REF huggingface/diffusers#14012, #14016; bghira/SimpleTuner#2782: an AttributeError at the first use."""
     files = {"__init__.py": SYMBOLS, "layers.py": "from torch import nn\nclass ReLU(nn.Module):\n    pass\n"}
     with pytest.raises(SymbolNotFound, match="did you mean 'ReLU'") as caught:
         load(files, "ReLu")
@@ -191,7 +192,7 @@ def test_s_27_an_import_that_fails_leaves_nothing_and_can_be_retried(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_s_27_an_interrupted_import_leaves_nothing(
+def test_r_4_s_27_an_interrupted_import_leaves_nothing(
     load: Callable[..., Any], error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {
@@ -233,7 +234,7 @@ def test_s_27_a_layers_module_that_fails_leaves_the_kernel_as_it_was(load: Calla
         ("raise OSError(28, 'No space left on device')", ImportFailed, "No space left on device"),
     ],
 )
-def test_a_failed_import_says_what_failed(
+def test_r_41_a_failed_import_says_what_failed(
     load: Callable[..., Any], source: str, error: type[Exception], problem: str
 ) -> None:
     if "tvm_ffi" in source and importlib.util.find_spec("tvm_ffi"):
@@ -257,6 +258,7 @@ def test_a_file_that_is_no_library_is_an_incompatible_one(load: Callable[..., An
 def test_s_25_a_kernel_shadows_no_module(
     load: Callable[..., Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """REF huggingface/kernels#20; pytorch/hub#243, #185: the order of imports decided whose ``utils`` it was."""
     (tmp_path / "utils.py").write_text("MINE = True\n")
     monkeypatch.syspath_prepend(tmp_path)
     files = {"__init__.py": f"from .{name} import VALUE\nimport {name} as outside\n", f"{name}.py": "VALUE = 1\n"}
@@ -273,6 +275,7 @@ def test_s_25_a_kernel_shadows_no_module(
 
 
 def test_s_26_two_versions_live_side_by_side(hub_root: Path, session: Session) -> None:
+    """REF huggingface/kernel-builder#11: the second version of a kernel ended the process."""
     trust(hub_root, "acme")
     for version in (1, 2):
         files = {"__init__.py": f"from .part import f\nVERSION = {version}\n", "part.py": "def f(): pass\n"}
@@ -362,6 +365,22 @@ def test_s_38_a_dependency_that_is_not_installed_is_named_with_its_package(
     return None
 
 
+@pytest.mark.parametrize(("there", "missing"), [("helion", "tvm-ffi"), ("tvm_ffi", "helion")])
+def test_of_two_dependencies_the_missing_one_is_named(
+    there: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """REF huggingface/transformers#42723; hiyouga/LlamaFactory#8995: one message for two needs did not say which.
+
+    The one that is there has no record of its own, as from a vendor's package of another name.
+    """
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{there}.py").write_text("")
+    with pytest.raises(MissingDependency) as caught:
+        check_python_depends("k", Metadata(python_depends=("helion", "tvm-ffi")))
+    assert caught.value.dependency == missing
+    assert there.replace("_", "-") not in str(caught.value)
+
+
 def test_a_dependency_of_another_backend_does_not_count() -> None:
     check_python_depends("k", Metadata(python_depends=("nki", "nvidia-cutlass-dsl", "onednn"), backend="cpu"))
     check_python_depends("k", None)
@@ -392,6 +411,7 @@ def test_s_38_an_unknown_dependency_is_refused_before_anything_is_imported(hub_r
 
 
 def test_loaded_kernels_are_listed_with_where_they_came_from(hub_root: Path, session: Session) -> None:
+    """REF huggingface/kernels#109, #121, #428: users could not see which kernels were in use."""
     trust(hub_root, "acme")
     write_build(hub_root, "acme/relu", "v1", "torch-cpu", {"__init__.py": ""})
     module = load_kernel("acme/relu", session=session)
@@ -470,7 +490,9 @@ def test_s_27_a_failed_import_leaves_the_search_path_and_torchs_operators(
     sys.path.remove("/nowhere")
 
 
-def test_64_threads_load_50_times_and_import_once(load: Callable[..., Any], tmp_path: Path, hubless: Session) -> None:
+def test_r_40_64_threads_load_50_times_and_import_once(
+    load: Callable[..., Any], tmp_path: Path, hubless: Session
+) -> None:
     monitor: list[int] = []
     vars(builtins)["KERNELHUB_TEST_IMPORTS"] = monitor
     try:
@@ -498,7 +520,7 @@ def test_64_threads_load_50_times_and_import_once(load: Callable[..., Any], tmp_
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_process_can_load_though_a_thread_of_its_parent_was_loading(tmp_path: Path) -> None:
+def test_r_39_a_child_process_can_load_though_a_thread_of_its_parent_was_loading(tmp_path: Path) -> None:
     """In a process of its own, as this one has threads that a fork would leave behind."""
     slow, quick = (
         write_build(tmp_path, f"acme/{name}", "v1", "torch-cpu", {"__init__.py": source})

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -49,7 +54,7 @@ def test_what_is_written_reads_back_as_the_same_lock(lock: Lock) -> None:
 
 
 @given(locks)
-def test_the_same_lock_gives_the_same_bytes_in_any_order(lock: Lock) -> None:
+def test_s_30_the_same_lock_gives_the_same_bytes_in_any_order(lock: Lock) -> None:
     assert Lock(lock.kernels[::-1]).dump() == lock.dump()
 
 
@@ -95,7 +100,7 @@ def test_any_bytes_are_a_lock_or_a_named_error(data: bytes) -> None:
         ("[" * 100_000, "JSON"),
     ],
 )
-def test_a_lock_that_cannot_be_trusted_is_refused_with_the_reason(text: str, problem: str) -> None:
+def test_s_30_a_lock_that_cannot_be_trusted_is_refused_with_the_reason(text: str, problem: str) -> None:
     with pytest.raises(InvalidLockfile) as caught:
         Lock.parse(text.encode())
     assert problem in str(caught.value)
@@ -112,7 +117,7 @@ def test_an_upper_case_commit_is_read_as_lower_case() -> None:
     assert Lock.parse(entry(commit=COMMIT.upper()).encode()).kernels[0].commit == COMMIT
 
 
-def test_a_huge_lock_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+def test_s_30_a_huge_lock_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
     path = tmp_path / "kernelhub.lock"
     path.write_bytes(b"#" * (MAX_BYTES + 1))
     with pytest.raises(InvalidLockfile, match="more than"):
@@ -144,6 +149,44 @@ def test_the_peers_older_format_pins_commits() -> None:
     lock = Lock.read(DATA / "kernels-legacy.lock")
     assert lock.kernels[0].request.repo_id == "kernels-community/relu"
     assert lock.kernels[0].commit == "d649efb56fb249ac8f7a57fa1866728ad0c60e52"
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from kernelhub.lockfile import Lock
+path = Path(sys.argv[1])
+Lock.parse(path.with_name("new").read_bytes()).write(path)
+"""
+WRITING = "write,fsync,fchmod,chmod,rename,renameat,renameat2,unlink,unlinkat"
+
+
+def test_r_53_a_process_killed_at_any_system_call_leaves_the_old_lock_or_the_new_one(tmp_path: Path) -> None:
+    strace = ["strace", "-f", "-o", str(tmp_path / "log"), "-e", f"trace={WRITING}"]
+    if shutil.which("strace") is None or subprocess.run([*strace, "true"], capture_output=True).returncode:
+        pytest.skip("needs strace, and the right to trace")
+    old, new = (Lock.parse(entry(commit=letter * 40).encode()).dump() for letter in "ab")
+    path = tmp_path / "project" / "kernelhub.lock"
+    path.parent.mkdir()
+    path.with_name("new").write_bytes(new)
+    command = [sys.executable, "-B", "-c", WRITE, str(path)]
+
+    def write(*options: str) -> int:
+        path.write_bytes(old)
+        return subprocess.run([*strace, *options, *command], capture_output=True, check=False).returncode
+
+    assert write() == 0
+    calls = Counter(re.findall(r"^\d+ +([a-z0-9]+)\(", (tmp_path / "log").read_text(), re.MULTILINE))
+    assert {"write", "fsync", "rename"} <= set(calls)
+    seen = set()
+    for call, number in [(call, number) for call, most in calls.items() for number in range(1, most + 1)]:
+        assert write("-e", f"inject={call}:signal=KILL:when={number}") != 0
+        seen.add(path.read_bytes())
+        Lock.read(path)
+    assert seen == {old, new}
+    assert write() == 0
+    assert path.read_bytes() == new
+    assert sorted(other.name for other in path.parent.iterdir()) == ["kernelhub.lock", "new"]
 
 
 def test_a_lock_is_replaced_as_a_whole(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from kernelhub import load_kernel
 from kernelhub.backend import Release
 from kernelhub.elf import Library, Machine, VersionNeed
 from kernelhub.errors import IncompatibleLibrary
-from kernelhub.preflight import Host, LibraryReport, PreflightReport, preflight, preflight_folder, this_host
+from kernelhub.host import Host, this_host
+from kernelhub.preflight import LibraryReport, PreflightReport, preflight, preflight_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +96,9 @@ FITTING = Library(X86, ("libc.so.6", "libc10.so"), ("$ORIGIN",), needs(libc="GLI
 def test_one_reason_for_each_thing_that_does_not_fit(
     changes: dict[str, Any], reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """REF Dao-AILab/flash-attention#1708, #1762, #2225: "GLIBC_2.32 not found" from the dynamic loader, without a way
+    on.
+    """
     reasons = judged(dataclasses.replace(FITTING, **changes), monkeypatch=monkeypatch)
     if reason is None:
         assert reasons == ()
@@ -185,9 +189,12 @@ def test_what_registers_operators_is_known(compiled: CompiledKernel, tmp_path: P
     for path, body in compiled.files.items():
         if isinstance(body, bytes):
             (tmp_path / path).write_bytes(body)
-    [judged_library] = preflight_folder("b", "torch-cpu", tmp_path).libraries
+    report = preflight_folder("b", "torch-cpu", tmp_path, names=[compiled.id, "another_name"])
+    [judged_library] = report.libraries
     assert judged_library.registers
     assert judged_library.reasons == ()
+    assert judged_library.namespaces == (compiled.id,)
+    assert report.lines() == [f"'{judged_library.path}': can be loaded here; registers torch.ops.{compiled.id}"]
 
 
 def test_this_process_is_asked() -> None:

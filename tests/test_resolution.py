@@ -135,13 +135,14 @@ def test_s_02_a_branch_that_moves_keeps_its_commit_until_asked_again_and_the_mov
     root: Path, session: Session, reporter: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = resolve(session)
+    session.obtain(before)
     write_build(root, REPO, "v1", "torch-cpu", {"__init__.py": "ONE = 11\n"})
     assert resolve(session).commit == before.commit
     monkeypatch.setenv("KERNELHUB_FRESH_SECONDS", "0.000001")
     after = resolve(session)
     assert after.commit != before.commit
-    moved = f"kernel acme/relu: branch v1 moved from {before.commit[:12]} to {after.commit[:12]}"
-    assert moved in reporter.warnings
+    moved = f"kernel acme/relu@v1 moved: commit {before.commit[:12]} at its first use here, {after.commit[:12]} now"
+    assert reporter.warnings == [moved]
 
 
 def test_s_02_what_was_resolved_is_what_is_loaded(root: Path, session: Session) -> None:
@@ -398,3 +399,11 @@ def test_s_05_another_status_or_none_leaves_the_repository_without_builds(sessio
     write_status(hub_root, 'kind = "deprecated"\n')
     with pytest.raises(NoCompatibleVariant, match="has no builds"):
         session.resolve(KernelRequest.parse("old/kernel"))
+
+
+def test_a_kernel_without_a_license_is_told(tmp_path: Path, hubless: Session, reporter: Recorder) -> None:
+    for name, license_ in (("none", None), ("empty", ""), ("some", "MIT")):
+        facts = {"license": license_}
+        folder = write_build(tmp_path, f"acme/{name}", "v1", "torch-cpu", {"__init__.py": ""}, metadata_overrides=facts)
+        hubless.resolve(KernelRequest.parse(str(folder)))
+    assert [warning.rpartition(": ")[2] for warning in reporter.warnings] == ["the kernel states no license"] * 2

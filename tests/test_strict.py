@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 import inspect
+import json
 import os
 import sys
 import threading
@@ -21,11 +22,13 @@ from kernelhub.errors import DigestMismatch, ImportFailed, IncompatibleLibrary, 
 from kernelhub.loader import load
 from kernelhub.request import KernelRequest
 from kernelhub.source import SealedSource
+from kernelhub.verify import VerificationState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from compiled_kernel import CompiledKernel
+    from conftest import Recorder
 
     from kernelhub.verify import VerifiedBuild
 
@@ -237,6 +240,20 @@ def test_a_kernel_that_opens_its_library_by_itself_is_refused(tmp_path: Path, st
     assert ctypes.CDLL(None)  # others are not disturbed
 
 
+def test_what_others_may_write_runs_from_the_bytes_that_were_hashed(
+    hub_root: Path, session: Session, forget_kernels: object
+) -> None:
+    trust(hub_root, "acme")
+    write_build(hub_root, "acme/shared", "v1", "torch-cpu", {"__init__.py": "", "late.py": "WHO = 'hashed'\n"})
+    session.shared_cache = True
+    module = load_kernel("acme/shared", session=session)
+    assert [kernel.state for kernel in loaded_kernels() if kernel.module is module] == ["self-attested, strict"]
+    late = Path(str(module.__file__)).with_name("late.py")
+    late.chmod(0o644)
+    late.write_text("WHO = 'somebody'\n")
+    assert __import__(f"{module.__name__}.late", fromlist=["WHO"]).WHO == "hashed"
+
+
 # A writer that never rests
 
 
@@ -285,3 +302,17 @@ def _swap(folder: Path, good: dict[str, str], evil: str, stop: threading.Event) 
                 body = evil if turn % 3 == 1 else text
                 (folder.parent / "swap").write_text(body)
                 (folder.parent / "swap").rename(target)
+
+
+@pytest.mark.parametrize("digest", ["missing", "null"])
+def test_metadata_without_a_digest_proves_nothing(
+    digest: str, tmp_path: Path, strict: Session, hubless: Session, reporter: Recorder
+) -> None:
+    folder = write_build(tmp_path, "acme/relu", "v1", "torch-cpu", FILES, digest=False)
+    if digest == "null":
+        metadata = json.loads((folder / "metadata.json").read_text())
+        (folder / "metadata.json").write_text(json.dumps({**metadata, "digest": None}))
+    with pytest.raises(UnsignedKernel, match="is unverified"):
+        load_kernel(str(folder), session=strict)
+    assert obtain(folder, hubless).state is VerificationState.UNVERIFIED
+    assert [warning for warning in reporter.warnings if "lists no digests" in warning]
