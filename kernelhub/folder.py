@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from kernelhub.buildpath import METADATA
-from kernelhub.errors import InvalidVariant, RepositoryNotFound, RevisionNotFound
+from kernelhub.errors import FolderNotFound, InvalidVariant, RevisionNotFound
 from kernelhub.revision import Revision, version_of_branch
 from kernelhub.variant import Variant
 
@@ -30,10 +30,10 @@ class LocalFolder:
         """Look for builds below ``folder``.
 
         Raises:
-            RepositoryNotFound: the folder does not exist or holds no build.
+            FolderNotFound: the folder does not exist or holds no build.
         """
         if not folder.is_dir():
-            raise RepositoryNotFound(str(folder), "this machine", "no such folder")
+            raise FolderNotFound(str(folder), "this machine", "no such folder")
         named = _is_variant(folder.name)
         if named or _is_build(folder):
             builds = {folder.name: folder} if named else {}
@@ -41,7 +41,7 @@ class LocalFolder:
         parent = folder / "build" if (folder / "build").is_dir() else folder
         builds = {path.name: path for path in sorted(parent.iterdir()) if path.is_dir() and _is_variant(path.name)}
         if not builds:
-            raise RepositoryNotFound(str(folder), "this machine", "no __init__.py and no build/<variant> folder in it")
+            raise FolderNotFound(str(folder), "this machine", "no __init__.py and no build/<variant> folder in it")
         return cls(str(folder), builds)
 
 

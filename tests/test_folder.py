@@ -51,6 +51,7 @@ def test_a_folder_without_a_build_is_not_found(tmp_path: Path) -> None:
 
 
 def test_a_local_build_is_loaded_in_place_and_writes_nothing(build: Path, hubless: Session) -> None:
+    """REF huggingface/kernels#102, #123, #211, #271: a build on this machine could not be loaded."""
     before = sorted(build.rglob("*"))
     assert load_kernel(f"{build.parents[1]}:Layer", session=hubless).__name__ == "Layer"
     assert sorted(build.rglob("*")) == before

@@ -9,25 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kernel_repository import trust, write_build
 
+import kernelhub.integrations.kernels as api
 from kernelhub import load_kernel
 from kernelhub.errors import ImportFailed, KernelDependencyError, MissingDependency
-from kernelhub.integrations.kernels import companion
+from kernelhub.integrations.kernels.companion import companion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from kernelhub.session import Session
-
-# Every name that the package offers to everybody (version 0.17.2).
-PUBLIC = """
-    Benchmark CUDAProperties Device FuncRepository KernelizeFallback LayerRepository LoadedKernel LocalFuncRepository
-    LocalLayerRepository LockedFuncRepository LockedLayerRepository Metadata Mode ROCMProperties RepoInfo
-    VariantAccepted VariantRejected __version__ get_kernel get_kernel_dep get_kernel_variants get_loaded_kernels
-    get_local_kernel get_locked_kernel has_kernel install_kernel kernelize load_kernel register_kernel_mapping
-    replace_kernel_forward_from_hub use_kernel_forward_from_hub use_kernel_func_from_hub use_kernel_mapping
-    use_kernelized_func
-    """.split()  # noqa: SIM905  # forty names are easier to compare as words
 
 
 @pytest.fixture
@@ -73,10 +64,10 @@ def test_a_dependency_is_loaded_before_the_kernel_runs(load: Callable[..., Any])
 
 
 def test_every_public_name_can_be_imported(load: Callable[..., Any]) -> None:
-    lines = [f"from kernels import {', '.join(PUBLIC)}", "import kernels", "import kernels.layer as layer"]
+    lines = [f"from kernels import {', '.join(api.__all__)}", "import kernels", "import kernels.layer as layer"]
     lines += ["from kernels.deps import get_kernel_dep as again", "from kernels import layer as other"]
     module = load(user=("\n".join([*lines, ""]), []))
-    assert sorted(set(PUBLIC) - set(module.kernels.__all__)) == []
+    assert sorted(set(api.__all__) - set(module.kernels.__all__)) == []
     assert module.again is module.get_kernel_dep
     assert module.layer is module.other is module.kernels
 
@@ -110,7 +101,14 @@ def test_marks_record_and_functions_stay(load: Callable[..., Any]) -> None:
     assert module.KNOWN == (True, False)
 
 
-@pytest.mark.parametrize("use", ["kernelize(None)", "LayerRepository('a/b', layer_name='C')", "Device('cuda')"])
+def test_values_are_those_that_everybody_gets(load: Callable[..., Any]) -> None:
+    source = "from kernels import Device, KernelizeFallback, Mode\nDEVICE, MODE = Device('cuda'), Mode.TRAINING\n"
+    module = load(user=(source, []))
+    assert (module.DEVICE.type, module.MODE) == ("cuda", api.Mode.TRAINING)
+    assert module.KernelizeFallback is api.KernelizeFallback
+
+
+@pytest.mark.parametrize("use", ["kernelize(None)", "LayerRepository('a/b', layer_name='C')", "use_kernel_mapping({})"])
 def test_what_is_not_offered_says_so_when_it_is_used(load: Callable[..., Any], use: str) -> None:
     name = use.partition("(")[0]
     with pytest.raises(ImportFailed, match=rf"kernel acme/user@.* uses kernels\.{name}, which a kernel that is being"):

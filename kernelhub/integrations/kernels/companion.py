@@ -2,7 +2,8 @@
 
 Builds on the Hub are made with the package ``kernels`` in mind and import from it. ``get_kernel_dep`` and the loading
 functions hand out the dependencies that were resolved, verified and loaded with the kernel, and nothing else (S-32);
-the marks record what ours record; every other public name can be imported, and says what it is when it is used.
+values and marks are those that everybody gets; every other public name can be imported, and says what it is when it
+is used.
 The module is made for each kernel anew and never put into ``sys.modules``.
 """
 
@@ -11,45 +12,56 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kernelhub.layers.marker import use_kernel
-from kernelhub.mode import Mode
+from kernelhub.integrations.kernels.benchmark import Benchmark
+from kernelhub.integrations.kernels.hf_hub import RepoInfo
+from kernelhub.integrations.kernels.importer import LoadedKernel
+from kernelhub.integrations.kernels.layer.device import CUDAProperties, Device, ROCMProperties
+from kernelhub.integrations.kernels.layer.fallback import KernelizeFallback
+from kernelhub.integrations.kernels.layer.mark import (
+    replace_kernel_forward_from_hub,
+    use_kernel_forward_from_hub,
+    use_kernelized_func,
+)
+from kernelhub.integrations.kernels.layer.mode import Mode
+from kernelhub.integrations.kernels.metadata import Metadata
+from kernelhub.integrations.kernels.release import API_VERSION
+from kernelhub.integrations.kernels.variants import VariantAccepted, VariantRejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-API_VERSION = "0.17.2"
-"""The version of ``kernels`` whose names these are."""
-
 _SUBMODULES = ("benchmark", "deps", "layer", "load")
+# Values that mean the same wherever they are made, and marks, which record a name and do nothing else.
+_SHARED = (
+    Benchmark,
+    CUDAProperties,
+    Device,
+    KernelizeFallback,
+    LoadedKernel,
+    Metadata,
+    Mode,
+    ROCMProperties,
+    RepoInfo,
+    VariantAccepted,
+    VariantRejected,
+    replace_kernel_forward_from_hub,
+    use_kernel_forward_from_hub,
+    use_kernelized_func,
+)
 _NOT_OFFERED = (
-    "CUDAProperties",
-    "Device",
     "FuncRepository",
-    "KernelizeFallback",
     "LayerRepository",
-    "LoadedKernel",
     "LocalFuncRepository",
     "LocalLayerRepository",
     "LockedFuncRepository",
     "LockedLayerRepository",
-    "Metadata",
-    "ROCMProperties",
-    "RepoInfo",
-    "VariantAccepted",
-    "VariantRejected",
     "get_kernel_variants",
     "get_loaded_kernels",
     "install_kernel",
     "kernelize",
     "register_kernel_mapping",
-    "replace_kernel_forward_from_hub",
     "use_kernel_mapping",
-    "use_kernelized_func",
 )
-
-
-class Benchmark:
-    """The base of the benchmarks that some kernels carry; they are not run from here."""
 
 
 def companion(kernel: str, dependency: Callable[[str], ModuleType], declares: Callable[[str], bool]) -> ModuleType:
@@ -75,8 +87,7 @@ def companion(kernel: str, dependency: Callable[[str], ModuleType], declares: Ca
         return declares(repo_id)
 
     offered: dict[str, Any] = {
-        "Benchmark": Benchmark,
-        "Mode": Mode,
+        **{shared.__name__: shared for shared in _SHARED},
         "__version__": API_VERSION,
         "get_kernel": get_kernel,
         "get_kernel_dep": get_kernel_dep,
@@ -84,7 +95,6 @@ def companion(kernel: str, dependency: Callable[[str], ModuleType], declares: Ca
         "get_locked_kernel": get_kernel,
         "has_kernel": has_kernel,
         "load_kernel": get_kernel,
-        "use_kernel_forward_from_hub": use_kernel,
         "use_kernel_func_from_hub": _unchanged,
     }
     names = {**{name: _not_offered(name, kernel) for name in _NOT_OFFERED}, **offered}
