@@ -126,11 +126,12 @@ def test_all_ranks_load_the_same_kernel(job: tuple[int, Seen, list[str]]) -> Non
 
 
 def test_ranks_of_one_machine_download_once(job: tuple[int, Seen, list[str]]) -> None:
+    """REF pytorch/pytorch#68320, #195294; modelscope/ms-swift#9447: all ranks downloaded at once."""
     assert values(job, "shared_store") == [1] * job[0]
     assert sorted(job[2]) == ["__init__.py", "metadata.json"]
 
 
-def test_a_branch_that_moves_meanwhile_is_the_same_for_all(job: tuple[int, Seen, list[str]]) -> None:
+def test_s_03_a_branch_that_moves_meanwhile_is_the_same_for_all(job: tuple[int, Seen, list[str]]) -> None:
     pins = values(job, "moving_branch")
     assert len({pinned for pinned, _ in pins}) == 1
     assert all(pinned != alone for pinned, alone in pins)
@@ -141,7 +142,7 @@ def test_what_rank_0_remembers_counts_for_all(job: tuple[int, Seen, list[str]]) 
 
 
 @pytest.mark.parametrize("scenario", ["tampered_store", "tampered_store_on_binding"])
-def test_a_rank_with_other_code_is_named_on_all_ranks_before_the_import(
+def test_s_03_a_rank_with_other_code_is_named_on_all_ranks_before_the_import(
     scenario: str, job: tuple[int, Seen, list[str]]
 ) -> None:
     told = errors(job, scenario)
@@ -218,7 +219,7 @@ def test_without_a_process_group_it_is_as_for_one_process(root: Path, session: S
         load_together("org/nothing", session=session)
 
 
-def test_a_resolution_is_pickled_whole(root: Path, session: Session) -> None:
+def test_s_03_a_resolution_is_pickled_whole(root: Path, session: Session) -> None:
     needs = {"kernel-depends": [{"repo-id": "org/norm", "version": 1}]}
     write_build(root, "org/top", "v1", "torch-cpu", {"__init__.py": ""}, metadata_overrides=needs)
     write_build(root, "org/top", "v1", "torch-cuda", {"__init__.py": ""})
@@ -231,7 +232,7 @@ def test_a_resolution_is_pickled_whole(root: Path, session: Session) -> None:
         assert [found.build for found in copy.tree()] == [found.build for found in resolution.tree()]
 
 
-def test_a_pin_is_obtained_without_another_question_about_its_branch(root: Path, session: Session) -> None:
+def test_s_03_a_pin_is_obtained_without_another_question_about_its_branch(root: Path, session: Session) -> None:
     [pin] = resolve_together(["org/moving@v1"], session)
     write_build(root, "org/moving", "v1", "torch-cpu", {"__init__.py": "STATE = 'moved'\n"})
     fresh = replace(session, cache_dir=session.store.root.parent / "fresh")
