@@ -368,7 +368,7 @@ class Store:
         """Make the store's own folders, private to the user unless the store is shared."""
         self._check_root()
         stamp = self.root / "store.json"
-        if self._prepared and self._prepared == _identity(stamp) and self._tmp.is_dir() and self._locks.is_dir():
+        if self._is_prepared(stamp):
             return
         try:
             for folder in (self.root, self._tmp, self._locks):
@@ -384,6 +384,13 @@ class Store:
             layout = f"another layout (schema {written.get('schema')!r}, by {ascii(author)[1:-1]})"
             raise CacheError(self.root, f"was written by {layout}; it is read, and not written")
         self._prepared = _identity(stamp)
+
+    def _is_prepared(self, stamp: Path) -> bool:
+        """Are the folders that were made still there? What cannot be looked at is not, and making it tells why."""
+        with contextlib.suppress(OSError):
+            same = self._prepared is not None and self._prepared == _identity(stamp)
+            return same and self._tmp.is_dir() and self._locks.is_dir()
+        return False
 
     def _check_root(self) -> None:
         """Once a store: nobody else can write its answers."""
@@ -409,7 +416,7 @@ class Store:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What changes when a file is replaced; None without one."""
+    """What changes when a file is replaced; None when it is absent or cannot be asked about."""
     try:
         status = path.stat()
     except OSError:
