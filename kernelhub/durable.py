@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import re
@@ -73,6 +74,31 @@ def write_json(
         raise
 
 
+def replace_file(path: Path, data: bytes, mode: int) -> None:
+    """Replace a user's file as a whole: a crash leaves the old content or the new one, never a part.
+
+    What a process that was killed has left beside it is removed.
+
+    Raises:
+        OSError: it cannot be written; the old content is still there.
+    """
+    temporary = path.with_name(f".{temporary_name()}.{path.name}")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), mode)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    for other in path.parent.glob(f".*--*--*.{glob.escape(path.name)}"):
+        if is_abandoned(other):
+            remove(other)
+
+
 def sync_file(path: Path) -> None:
     """Have the content of a file on the disk."""
     handle = os.open(path, os.O_RDONLY)
@@ -111,7 +137,7 @@ def temporary_name() -> str:
 
 def is_abandoned(path: Path) -> bool:
     """Does a file or folder with such a name belong to nobody: its process is gone, or is elsewhere and a day old?"""
-    owner, _, rest = path.name.partition("--")
+    owner, _, rest = path.name.removeprefix(".").partition("--")
     pid = rest.partition("--")[0]
     if owner == host() and pid.isdecimal() and len(pid) < 10:
         return not is_alive(int(pid))

@@ -2,35 +2,44 @@
 
 KernelHubError
 ├ InvalidRequest InvalidBackend InvalidVariant InvalidEnvironment                        (ValueError)
-├ InvalidConfig InvalidLockfile InvalidMetadata InvalidPath InvalidBundle                (ValueError)
+├ InvalidConfig InvalidMetadata InvalidPath InvalidBundle InvalidGolden                  (ValueError)
+├ InvalidLockfile                                                                        (ValueError)
+│ └ LockfileNotFound                                                              (FileNotFoundError)
 ├ ResolutionError
-│ ├ RepositoryNotFound RevisionNotFound NotLocked                                       (LookupError)
-│ ├ KernelDependencyError
+│ ├ RepositoryNotFound                                                         (LookupError, OSError)
+│ │ └ FolderNotFound                                                              (FileNotFoundError)
+│ ├ RevisionNotFound                                               (LookupError, ValueError, OSError)
+│ ├ NotLocked                                                               (LookupError, ValueError)
+│ ├ KernelDependencyError                                                  (ValueError, RuntimeError)
 │ └ NoCompatibleVariant                                                           (FileNotFoundError)
 ├ FetchError
 │ ├ HubUnavailable                                                                  (ConnectionError)
 │ ├ HubRefused                                                                      (PermissionError)
-│ ├ NotCached                                                                     (FileNotFoundError)
-│ ├ IncompleteDownload PrefetchFailed
+│ ├ NotCached                                                         (FileNotFoundError, ValueError)
+│ ├ IncompleteDownload PrefetchFailed RefreshFailed
 │ ├ CacheError                                                                              (OSError)
 │ │ └ CacheFullError
 │ └ LockTimeout                                                                        (TimeoutError)
 ├ VerificationError
-│ ├ DigestMismatch UnsignedKernel PinMismatch RanksDiffer
-│ └ UntrustedPublisher                                                              (PermissionError)
+│ ├ DigestMismatch UnsignedKernel BadSignature OlderBuild ChangedKernel PinMismatch RanksDiffer
+│ └ UntrustedPublisher                                                  (PermissionError, ValueError)
 ├ LoadError                                                                             (ImportError)
-│ ├ ImportFailed
-│ ├ SymbolNotFound IncompatibleLibrary
+│ ├ ImportFailed IncompatibleLibrary
+│ ├ SymbolNotFound                                                                       (ValueError)
 │ └ MissingDependency                                                           (ModuleNotFoundError)
 ├ RankFailed
 └ BindingError
   ├ UnknownLayer                                                                        (LookupError)
+  ├ NoKernel                                                                             (ValueError)
   ├ ContractMismatch                                                                      (TypeError)
-  └ NumericsMismatch                                                                     (ValueError)
+  ├ NumericsMismatch                                                                     (ValueError)
+  ├ InputsNeeded                                                                         (ValueError)
+  └ BrokenFusion                                                                       (RuntimeError)
 
 Each class carries its facts as attributes and formats them in ``__str__``: what was looked for, what was found,
 what to type next. Text that came from outside is shown through ``repr``, so it cannot forge terminal output.
-A fallback is decided by class, never by a bare built-in; the built-in bases are there for existing ``except`` clauses.
+A fallback is decided by class, never by a bare built-in; the built-in bases are there for existing ``except`` clauses,
+with those of the package ``kernels`` among them.
 """
 
 from __future__ import annotations
@@ -65,7 +74,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _rebuild(cls: type[KernelHubError], args: tuple[Any, ...], facts: dict[str, Any]) -> KernelHubError:
-    error = cls.__new__(cls, *args)
+    # The base with fields of its own (OSError) need not be the first one.
+    error = OSError.__new__(cls, *args) if issubclass(cls, OSError) else cls.__new__(cls, *args)
     error.__dict__.update(facts)
     return error
 
@@ -121,6 +131,10 @@ class InvalidLockfile(_Invalid):
     noun = "lock file"
 
 
+class LockfileNotFound(InvalidLockfile, FileNotFoundError):
+    """There is no lock file at that path."""
+
+
 class InvalidMetadata(_Invalid):
     noun = "kernel metadata"
 
@@ -133,12 +147,16 @@ class InvalidBundle(_Invalid):
     noun = "kernel bundle"
 
 
+class InvalidGolden(_Invalid):
+    noun = "golden file"
+
+
 class ResolutionError(KernelHubError):
     """No build could be chosen for a request."""
 
 
 @dataclass(eq=False)
-class RepositoryNotFound(ResolutionError, LookupError):
+class RepositoryNotFound(ResolutionError, LookupError, OSError):
     """The Hub has no such kernel repository, or it is private, gated or disabled (``reason``)."""
 
     repo_id: str
@@ -153,7 +171,15 @@ class RepositoryNotFound(ResolutionError, LookupError):
 
 
 @dataclass(eq=False)
-class RevisionNotFound(ResolutionError, LookupError):
+class FolderNotFound(RepositoryNotFound, FileNotFoundError):
+    """A local folder does not exist, or holds no kernel build."""
+
+    def __str__(self) -> str:
+        return f"no kernel build in folder {shown(self.repo_id)}: {self.reason}."
+
+
+@dataclass(eq=False)
+class RevisionNotFound(ResolutionError, LookupError, ValueError, OSError):
     """The repository exists, but not that version, branch, tag or commit."""
 
     repo_id: str
@@ -176,7 +202,7 @@ class RevisionNotFound(ResolutionError, LookupError):
 
 
 @dataclass(eq=False)
-class NotLocked(ResolutionError, LookupError):
+class NotLocked(ResolutionError, LookupError, ValueError):
     """A lock is in force and has no entry for this kernel."""
 
     request: str
@@ -230,7 +256,7 @@ def _few(names: Sequence[str], limit: int = 4) -> str:
 
 
 @dataclass(eq=False)
-class KernelDependencyError(ResolutionError):
+class KernelDependencyError(ResolutionError, ValueError, RuntimeError):
     """The kernels that a kernel depends on cannot be resolved: a cycle, too deep or too many; ``path`` leads there."""
 
     problem: str
@@ -269,7 +295,7 @@ class HubRefused(FetchError, PermissionError):
 
 
 @dataclass(eq=False)
-class NotCached(FetchError, FileNotFoundError):
+class NotCached(FetchError, FileNotFoundError, ValueError):
     """Offline, and the store does not hold what was asked for."""
 
     what: str
@@ -317,6 +343,17 @@ class PrefetchFailed(FetchError):
     def __str__(self) -> str:
         lines = [f"{len(self.failures)} of {self.asked} could not be brought into the store"]
         return "\n  ".join([*lines, *(f"{name}: {problem}" for name, problem in self.failures)])
+
+
+@dataclass(eq=False)
+class RefreshFailed(FetchError):
+    """No newer trust root could be had; the one in use stays."""
+
+    url: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"the trust root could not be refreshed from {self.url}: {self.cause}. The one in use was not changed."
 
 
 @dataclass(eq=False)
@@ -374,30 +411,89 @@ class DigestMismatch(VerificationError):
 
 @dataclass(eq=False)
 class UnsignedKernel(VerificationError):
-    """Policy asks for more than this build can prove (a digest, a signature)."""
+    """Policy asks for more than this build can prove (a digest, a signature); ``reason`` says what it lacks."""
 
     build: str
     state: str
     required: str
+    reason: str = ""
 
     def __str__(self) -> str:
-        return f"kernel build {self.build} is {self.state}, but {self.required} is required"
+        reason = f": {self.reason}" if self.reason else ""
+        return f"kernel build {self.build} is {self.state}, but {self.required} is required{reason}"
 
 
 @dataclass(eq=False)
-class UntrustedPublisher(VerificationError, PermissionError):
-    """The publisher is not a trusted one and the caller did not opt in for this repository."""
+class BadSignature(VerificationError):
+    """A build carries a signature that does not hold, or that is for another build; nothing was imported."""
+
+    build: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"kernel build {self.build}: its signature is refused: {self.problem}. Nothing was imported."
+
+
+@dataclass(eq=False)
+class OlderBuild(VerificationError):
+    """A signed build is older than one that this machine has seen under the same name; nothing was imported."""
+
+    build: str
+    repo_id: str
+    found: str
+    seen: str
+
+    def __str__(self) -> str:
+        return (
+            f"kernel build {self.build} is older than what {shown(self.repo_id)} gave before: {self.found}, but "
+            f"{self.seen} was seen. A mirror may be serving old builds. Nothing was imported. If you want this one, "
+            f"ask for its commit, or allow it: KERNELHUB_ALLOW_OLDER=1, or `allow = [{self.repo_id!r}]` under [older] "
+            "in the policy file."
+        )
+
+
+@dataclass(eq=False)
+class ChangedKernel(VerificationError):
+    """(Strict mode) a version or branch gives another commit, or other files, than at its first use on this machine."""
+
+    build: str
+    name: str
+    first: str
+    now: str
+
+    @property
+    def change(self) -> str:
+        """What changed, in one sentence."""
+        if self.first == self.now:
+            return f"kernel {self.name} has other files at commit {self.now[:12]} than at its first use here"
+        return f"kernel {self.name} moved: commit {self.first[:12]} at its first use here, {self.now[:12]} now"
+
+    def __str__(self) -> str:
+        repo_id = self.name.partition("@")[0]
+        return (
+            f"{self.change}. Nothing of build {self.build} was imported. If you want this one, lock it (kernelhub lock "
+            f"{self.name!r}) or ask for its commit: {f'{repo_id}@{self.now}'!r}."
+        )
+
+
+@dataclass(eq=False)
+class UntrustedPublisher(VerificationError, PermissionError, ValueError):
+    """The publisher is not a trusted one and the caller did not opt in for this repository.
+
+    ``advice`` is what to do instead of opting in, where that would be the wrong answer.
+    """
 
     repo_id: str
     publisher: str
     reason: str
     suggestion: str = ""
+    advice: str = ""
 
     def __str__(self) -> str:
+        advice = self.advice or f"If you trust it, pass trust_remote_code=[{self.repo_id!r}]."
         return (
             f"kernel {shown(self.repo_id)} would run code of publisher {shown(self.publisher)}, {self.reason}"
-            f"{self.suggestion} Loading a kernel runs its author's code in this process. "
-            f"If you trust it, pass trust_remote_code=[{self.repo_id!r}]."
+            f"{self.suggestion} Loading a kernel runs its author's code in this process. {advice}"
         )
 
 
@@ -478,7 +574,7 @@ class ImportFailed(LoadError):
 
 
 @dataclass(eq=False)
-class SymbolNotFound(LoadError):
+class SymbolNotFound(LoadError, ValueError):
     """The kernel does not define that symbol; ``exported`` lists what it does define."""
 
     build: str
@@ -542,6 +638,17 @@ class UnknownLayer(BindingError, LookupError):
 
 
 @dataclass(eq=False)
+class NoKernel(BindingError, ValueError):
+    """No kernel is mapped to a layer for this device and mode, and none of those cases may fall back."""
+
+    layer: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"no kernel for layer {shown(self.layer)}: {self.problem}"
+
+
+@dataclass(eq=False)
 class ContractMismatch(BindingError, TypeError):
     """The kernel layer does not fit the layer it should replace."""
 
@@ -555,8 +662,19 @@ class ContractMismatch(BindingError, TypeError):
 
 
 @dataclass(eq=False)
+class BrokenFusion(BindingError, RuntimeError):
+    """One kernel replaces several layers, and the model does not use them one after the other."""
+
+    layers: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.layers} run as one kernel, but {self.problem}; leave this fusion out of the config"
+
+
+@dataclass(eq=False)
 class NumericsMismatch(BindingError, ValueError):
-    """The kernel computes other numbers than the layer it replaces."""
+    """The kernel computes other numbers than the layer it replaces, or leaves other traces; ``problem`` has figures."""
 
     module_path: str
     kernel: str
@@ -564,3 +682,16 @@ class NumericsMismatch(BindingError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.kernel} computes other numbers than {self.module_path}: {self.problem}"
+
+
+@dataclass(eq=False)
+class InputsNeeded(BindingError, ValueError):
+    """A model has to run once, and nothing tells what its inputs look like."""
+
+    model: str
+
+    def __str__(self) -> str:
+        return (
+            f"cannot make up inputs for a {self.model}: only a language model whose config tells its vocabulary "
+            "allows that. Pass inputs=..., what the model is called with: a dict of keywords, a tuple, or one tensor."
+        )

@@ -17,6 +17,7 @@ from kernelhub.errors import IncompleteDownload, KernelHubError
 from kernelhub.index import split_path
 from kernelhub.metadata import Metadata
 from kernelhub.parallel import begin, run_all
+from kernelhub.recorded import RecordedIndex
 from kernelhub.request import KernelRequest
 from kernelhub.resolution import Resolution, checked_files
 from kernelhub.store import FILES, Manifest, StoredBuild, StoredFile
@@ -131,13 +132,15 @@ class FetchingIndex:
     """The index of a load: it does at once what a load would do one after the other, and nothing else.
 
     The branches of ``repo_id`` are asked for while its publisher is. A small build goes into the store whole when its
-    metadata is asked for, which happens after its publisher, its name and its file names were found good.
+    metadata is asked for, which happens after its publisher, its name and its file names were found good. Its files
+    come from ``source``, which need not remember what is stored anyway.
     """
 
-    def __init__(self, repo_id: str, inner: Index, store: Store, reporter: Reporter) -> None:
+    def __init__(self, repo_id: str, inner: Index, source: Index, store: Store, reporter: Reporter) -> None:
         self.name = inner.name
         self._repo_id = repo_id
         self._inner = inner
+        self._source = source
         self._store = store
         self._reporter = reporter
         self._refs: Future[Refs] | None = None
@@ -177,10 +180,23 @@ class FetchingIndex:
         """See Index.stream."""
         build, below = split_path(path)
         files = checked_files(self._files.get((repo_id, commit, build), ()))
-        if below == METADATA and expected in files and sum(file.size for file in files) <= _SMALL_BUILD:
-            request = KernelRequest(repo_id)
-            whole = Resolution(request, repo_id, commit, build, self.name, trust="checked before", files=files)
-            fetch(whole, self._inner, self._store, self._reporter)
+        if (
+            below == METADATA
+            and expected is not None
+            and expected in files
+            and sum(f.size for f in files) <= _SMALL_BUILD
+        ):
+            whole = Resolution(
+                KernelRequest(repo_id),
+                repo_id,
+                commit,
+                build,
+                self.name,
+                trust="checked before",
+                files=files,
+                metadata_bytes=RecordedIndex(self._store).body(f"{repo_id}@{commit}/{path}", expected),
+            )
+            fetch(whole, self._source, self._store, self._reporter)
         return self._inner.stream(repo_id, commit, path, offset, expected=expected)
 
 

@@ -28,6 +28,9 @@ class Reporter:
     def file_advanced(self, build: str, path: str, size: int, total: int) -> None:
         """``size`` more of the ``total`` bytes of one file of the build have arrived; negative when it starts anew."""
 
+    def step(self, what: str, done: int, total: int) -> None:
+        """A long run has ``done`` of ``total`` steps behind it and begins ``what``."""
+
     def download_finished(self, build: str) -> None:
         """The build is in the store."""
         self.note(f"kernel {build} is in the store")

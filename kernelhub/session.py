@@ -11,24 +11,37 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kernelhub import setting
+from kernelhub.acceptance import Acceptance
 from kernelhub.assortment import resolve_all
 from kernelhub.backend import device_backend
 from kernelhub.compatibility import select
 from kernelhub.environment import Environment
-from kernelhub.errors import CacheError, DigestMismatch, FetchError, InvalidRequest, NotCached, UnsignedKernel
+from kernelhub.errors import (
+    CacheError,
+    DigestMismatch,
+    FetchError,
+    IncompatibleLibrary,
+    InvalidConfig,
+    InvalidRequest,
+    NotCached,
+)
 from kernelhub.fetch import FetchingIndex, fetch
+from kernelhub.firstuse import FirstUse
 from kernelhub.hfcache import CachedIndex, ReusingIndex
 from kernelhub.locked import LockedIndex, make_lock
 from kernelhub.lockfile import Lock
+from kernelhub.override import VARIABLE, override_of
 from kernelhub.policy import NO_POLICY, Policy
+from kernelhub.provenance import Provenance
 from kernelhub.recorded import BackedIndex, RecordedIndex, RememberingIndex, fresh_seconds
 from kernelhub.reporter import Reporter
 from kernelhub.request import KernelRequest
-from kernelhub.resolution import Resolution, resolve
+from kernelhub.resolution import DEFAULT_REVISION, Resolution, find_commit, resolve
 from kernelhub.revision import RevisionKind
 from kernelhub.store import Store
+from kernelhub.suggestion import suggest
 from kernelhub.trust import TrustPolicy
-from kernelhub.verify import VerificationState, VerifiedBuild, verify_folder, verify_stored
+from kernelhub.verify import VerifiedBuild, verify_folder, verify_stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +50,7 @@ if TYPE_CHECKING:
     import torch
 
     from kernelhub.assortment import Assortment
+    from kernelhub.compatibility import Selection
     from kernelhub.index import Index, Refs
     from kernelhub.store import StoredBuild
 
@@ -47,6 +61,7 @@ _MOST_ALTERNATIVES = 5
 Trust = bool | Iterable[str]
 
 _this_machine = cache(Environment.detect)
+_OVERRIDES_TOLD: set[tuple[str, Path]] = set()
 
 
 class VersionRow(NamedTuple):
@@ -68,25 +83,28 @@ class Session:
         offline: True opens no socket; None follows ``HF_HUB_OFFLINE``.
         token: an access token, None for the one that is logged in, False for none.
         environment: the machine to choose builds for; None detects this one.
-        lockfile: a lock that every load has to follow; None uses ``KERNELHUB_LOCK``, else ``kernelhub.lock`` in the
-            current folder if there is one; False loads without a lock.
+        lockfile: a lock, or the path of one, that every load has to follow; None uses ``KERNELHUB_LOCK``, else
+            ``kernelhub.lock`` in the current folder if there is one; False loads without a lock.
         policy_file: the user's decisions about publishers; None uses ``KERNELHUB_POLICY``, else ``kernelhub.toml`` in
             the user's configuration folder if there is one.
-        shared_cache: others may write into the store, so each load hashes all files again; None follows
-            ``KERNELHUB_SHARED_CACHE``.
+        shared_cache: others may write into the store, so each load hashes all files again and runs those very bytes;
+            None follows ``KERNELHUB_SHARED_CACHE``.
         strict: run the very bytes that were hashed, taken into memory first, and refuse builds without digests; None
             follows ``KERNELHUB_STRICT``.
+        allow_older: signed builds older than those seen before are told, not refused; None follows
+            ``KERNELHUB_ALLOW_OLDER``.
     """
 
     cache_dir: Path | None = None
     endpoint: str | None = None
     offline: bool | None = None
-    token: str | bool | None = None
+    token: str | bool | None = field(default=None, repr=False)
     environment: Environment | None = None
-    lockfile: Path | Literal[False] | None = None
+    lockfile: Path | Lock | Literal[False] | None = None
     policy_file: Path | None = None
     shared_cache: bool | None = None
     strict: bool | None = None
+    allow_older: bool | None = None
     reporter: Reporter = field(default_factory=Reporter)
 
     @cached_property
@@ -116,11 +134,31 @@ class Session:
         allowed = self._allowed(trust)
         environment = self.environment_for(backend)
         with self._advising(request, environment, allowed):
-            resolution = resolve(request, environment, self._index(request, ahead=ahead), allowed)
+            index = self._index(request, ahead=ahead)
+            resolution = resolve(request, environment, index, allowed, self.override_of)
         for found in resolution.tree():
             for note in found.notes:
                 self.reporter.warn(f"kernel {found.build}: {note}")
+            if not self._pins(found):
+                self._first_use.tell(found)
         return resolution
+
+    def override_of(self, repo_id: str) -> Path | None:
+        """The folder that ``LOCAL_KERNELS`` puts in the place of a repository, or None; told once a process.
+
+        Raises:
+            InvalidConfig: it cannot be read, others can write into the folder, or a lock or the strict mode is on.
+        """
+        folder = override_of(repo_id)
+        if folder is None:
+            return None
+        if self.is_strict or self.lock is not None:
+            where = "in the strict mode" if self.is_strict else "under a lock"
+            raise InvalidConfig(str(folder), f"would take the place of {repo_id} {where}", "", f"variable {VARIABLE}")
+        if (repo_id, folder) not in _OVERRIDES_TOLD:
+            _OVERRIDES_TOLD.add((repo_id, folder))
+            self.reporter.warn(f"kernel {repo_id} is taken from {folder}, as the variable {VARIABLE} says")
+        return folder
 
     def resolve_all(self, request: KernelRequest, *, trust: Trust | TrustPolicy = False) -> Assortment:
         """Every build of ``request``, whatever machine it is for; downloads nothing but their metadata."""
@@ -137,6 +175,14 @@ class Session:
     def backend_of(self, device: torch.device) -> str:
         """The backend that serves a torch device: torch calls ROCm's devices ``cuda`` too."""
         return device_backend(device.type, rocm=self.detected.backend.name == "rocm")
+
+    def selection(self, request: KernelRequest, *, backend: str | None = None) -> Selection:
+        """Every build of a Hub repository at one revision, judged by its name; asks for the listing only."""
+        if request.repo_id is None:
+            raise InvalidRequest(str(request), "has no builds on the Hub", "org/name")
+        index = self._index(request)
+        commit = find_commit(request.repo_id, request.revision or DEFAULT_REVISION, index)
+        return select(index.builds(request.repo_id, commit), self.environment_for(backend))
 
     def versions(self, request: KernelRequest, *, backend: str | None = None) -> list[VersionRow]:
         """The API versions of a repository in numeric order, each with the build that fits best."""
@@ -159,10 +205,28 @@ class Session:
         with self._advising(resolution.request, self.detected):
             stored = self._fetch(resolution, index)
         try:
-            return self.accept(verify_stored(stored, resolution, dependencies), resolution)
+            build = self.accept(verify_stored(stored, resolution, dependencies), resolution, stored)
         except DigestMismatch as damage:
             stored = self._fetch_again(damage, stored, resolution, index)
-            return self.accept(verify_stored(stored, resolution, dependencies), resolution)
+            build = self.accept(verify_stored(stored, resolution, dependencies), resolution, stored)
+        if not self._pins(resolution):
+            self._first_use.check(build, resolution)
+        return build
+
+    def suggest(self, resolution: Resolution, *, backend: str | None = None) -> str:
+        """What to ask for when the libraries of a build cannot be loaded; empty when nothing else is known."""
+        return suggest(resolution, self._index(resolution.request), self.environment_for(backend), self.store)
+
+    @contextlib.contextmanager
+    def suggesting(self, resolution: Resolution, *, backend: str | None = None) -> Iterator[None]:
+        """Tell of a library of ``resolution``, or of its dependencies, that cannot be loaded what else may do."""
+        try:
+            yield
+        except IncompatibleLibrary as error:
+            refused = next((found for found in resolution.tree() if found.build == error.build), None)
+            if refused is not None:
+                error.hint = f"{error.hint} {self.suggest(refused, backend=backend)}".strip()
+            raise
 
     def _allowed(self, trust: Trust | TrustPolicy) -> TrustPolicy:
         return (trust if isinstance(trust, TrustPolicy) else TrustPolicy.of(trust)).under(self.policy)
@@ -202,29 +266,44 @@ class Session:
         except FetchError as error:
             raise damage from error
 
-    def accept(self, build: VerifiedBuild, resolution: Resolution) -> VerifiedBuild:
-        """``build`` itself, if it proves enough for the user's policy; that it proves nothing is always told.
+    def accept(self, build: VerifiedBuild, resolution: Resolution, stored: StoredBuild | None = None) -> VerifiedBuild:
+        """``build`` with the state that it proves, if that is enough for the user's policy.
+
+        ``stored`` is the same build in the store, beside which findings are kept; None for one read in place.
 
         Raises:
             UnsignedKernel: the policy asks for more than the build can prove.
+            BadSignature, OlderBuild: its signature is for something else, or a newer one was seen.
         """
-        if build.state is VerificationState.UNVERIFIED:
-            self.reporter.warn(f"kernel build {build.build} lists no digests: its files are loaded unverified")
-            if self.is_strict:
-                raise UnsignedKernel(build.build, build.state.value, "a digest of each file (strict mode)")
-        rule = self.policy.signatures.get(resolution.name.partition("/")[0], "off")
-        if rule == "require":
-            raise UnsignedKernel(build.build, build.state.value, f"a signature ({self.policy.origin})")
-        if rule == "warn":
-            self.reporter.warn(f"kernel build {build.build} is {build.state.value}, not signed")
+        build = self.acceptance.accept(build, resolution, stored)
         accepted = resolution.selection.accepted if resolution.selection else ()
         others = tuple(str(variant) for variant in accepted if str(variant) != build.variant)
-        return replace(build, strict=self.is_strict, alternatives=others[:_MOST_ALTERNATIVES])
+        # What others may swap at any moment runs from the bytes that were hashed, whatever the mode.
+        strict = self.is_strict or (stored is not None and stored.always_hash)
+        return replace(build, strict=strict, alternatives=others[:_MOST_ALTERNATIVES], stored=stored)
 
     @property
     def is_strict(self) -> bool:
         """Does every byte of code have to be one that was hashed right before it runs?"""
         return setting.flag("KERNELHUB_STRICT") if self.strict is None else self.strict
+
+    @property
+    def _first_use(self) -> FirstUse:
+        return FirstUse(self.store, self.is_strict, self.reporter)
+
+    def _pins(self, resolution: Resolution) -> bool:
+        """Has the user decided which commit it is?"""
+        return self.lock is not None or resolution.name in self.policy.pins
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """Judges what builds prove, under this session's policy and lock."""
+        return Acceptance(self.policy, self._provenance, self.lock, self.is_strict, self.reporter)
+
+    @cached_property
+    def _provenance(self) -> Provenance:
+        older = setting.flag("KERNELHUB_ALLOW_OLDER") if self.allow_older is None else self.allow_older
+        return Provenance(self.policy, self.store, self.reporter, allow_older=older)
 
     @cached_property
     def policy(self) -> Policy:
@@ -237,12 +316,14 @@ class Session:
         """The lock in force, or None."""
         if self.lockfile is False:
             return None
+        if isinstance(self.lockfile, Lock):
+            return self.lockfile
         path = self.lockfile or setting.lock_path()
         return None if path is None else Lock.read(path)
 
     def make_lock(self, requests: Iterable[KernelRequest], *, trust: Trust = False) -> Lock:
         """Lock requests at what they mean now, for every variant; answers are asked for anew."""
-        fresh = RememberingIndex(self.store, self._connect, self.reporter, max_age=0.0)
+        fresh = RememberingIndex(self.store, self._connect, self.reporter, max_age=0.0, only_fresh=True)
         return make_lock(requests, fresh, TrustPolicy.of(trust).under(self.policy))
 
     def _index(self, request: KernelRequest, *, ahead: bool = False) -> Index:
@@ -251,7 +332,7 @@ class Session:
         index = source if self.lock is None else LockedIndex(self.lock, source)
         if not ahead or request.repo_id is None or self._is_offline:
             return index
-        return FetchingIndex(request.repo_id, index, self.store, self.reporter)
+        return FetchingIndex(request.repo_id, index, self._reusing, self.store, self.reporter)
 
     @property
     def _is_offline(self) -> bool:
@@ -262,7 +343,7 @@ class Session:
         if self._is_offline:
             return BackedIndex(RecordedIndex(self.store), self._cached)
         max_age = math.inf if pinned else fresh_seconds()
-        return RememberingIndex(self.store, self._connect, self.reporter, max_age)
+        return RememberingIndex(self.store, self._connect, self.reporter, max_age, only_fresh=self.is_strict)
 
     def _connect(self) -> Index:
         return self._reusing

@@ -9,6 +9,7 @@ from pathlib import Path
 from kernelhub.errors import InvalidConfig
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
+TRUST_ROOT_NAME = "trust-root.json"
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
@@ -101,6 +102,31 @@ def backend() -> str | None:
     return os.environ.get("KERNELHUB_BACKEND") or None
 
 
+def kernels_switched_off() -> str | None:
+    """The variable that switches off all kernels of transformers' models, or None (``USE_HUB_KERNELS=0``)."""
+    if flag("DISABLE_KERNEL_MAPPING"):
+        return "DISABLE_KERNEL_MAPPING"
+    # transformers' own rule: anything else than these is a no.
+    yes = os.environ.get("USE_HUB_KERNELS", "yes").lower() in _TRUE
+    return None if yes else "USE_HUB_KERNELS"
+
+
+def liger_source() -> str | None:
+    """Where the kernels for Liger's switches come from (``KERNELHUB_LIGER_SOURCE``): ``builtin`` or a repository."""
+    return os.environ.get("KERNELHUB_LIGER_SOURCE") or None
+
+
+def transformers_switch() -> str | None:
+    """Whether new processes let kernelhub serve transformers (``KERNELHUB_TRANSFORMERS``): ``on``, ``shadow`` or None.
+
+    Raises:
+        InvalidConfig: set to something else than yes, no or shadow.
+    """
+    if os.environ.get("KERNELHUB_TRANSFORMERS", "").strip().lower() == "shadow":
+        return "shadow"
+    return "on" if flag("KERNELHUB_TRANSFORMERS") else None
+
+
 def lock_path() -> Path | None:
     """The lock file in force: ``KERNELHUB_LOCK``, else ``kernelhub.lock`` in the current folder, else none."""
     if os.environ.get("KERNELHUB_LOCK"):
@@ -115,13 +141,38 @@ def policy_path() -> Path | None:
     """
     if os.environ.get("KERNELHUB_POLICY"):
         return usable_path(Path(os.environ["KERNELHUB_POLICY"]), "variable KERNELHUB_POLICY")
+    return _configured("kernelhub.toml")
+
+
+def trust_root_path() -> Path | None:
+    """The file of the authorities whose signatures count that is named by ``KERNELHUB_TRUST_ROOT``, or None."""
+    name = os.environ.get("KERNELHUB_TRUST_ROOT")
+    return usable_path(Path(name), "variable KERNELHUB_TRUST_ROOT") if name else None
+
+
+def refreshed_root_path() -> Path | None:
+    """The trust root that was refreshed last, in the user's configuration folder, or None."""
+    return _configured(TRUST_ROOT_NAME)
+
+
+def config_folder() -> Path:
+    """kernelhub's part of the user's configuration folder.
+
+    Raises:
+        InvalidConfig: nobody's home.
+    """
+    return usable_path(Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config"), "variable XDG_CONFIG_HOME") / "kernelhub"
+
+
+def _configured(name: str) -> Path | None:
+    """A file of the user's configuration folder, if it is there."""
     try:
-        folder = usable_path(Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")) / "kernelhub"
-    except InvalidConfig:  # nobody's home: no policy either
+        folder = config_folder()
+    except InvalidConfig:  # nobody's home: no file either
         return None
     try:
-        return next((path for path in [folder / "kernelhub.toml"] if path.is_file()), None)
-    except OSError as error:  # there may be a policy, and nobody can tell what it forbids
+        return next((path for path in [folder / name] if path.is_file()), None)
+    except OSError as error:  # there may be one, and nobody can tell what it forbids
         problem = f"cannot be looked into ({error.strerror})"
         raise InvalidConfig(str(folder), problem, "a readable folder", "variable XDG_CONFIG_HOME") from error
 

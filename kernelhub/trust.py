@@ -77,8 +77,11 @@ class TrustPolicy:
         trusted = index.trusts(publisher)
         if trusted:
             return f"publisher {publisher} is trusted by {index.name}"
-        reason = "which is not a trusted kernel publisher" if trusted is False else "whose trust was never asked online"
-        raise UntrustedPublisher(repo_id, publisher, reason, self._similar(publisher))
+        similar = self._similar(publisher)
+        if trusted is None:  # nothing says that it is not trusted, so opting in is not what to advise
+            advice = f"With network access, `kernelhub explain {repo_id}` asks the Hub, and the answer is remembered."
+            raise UntrustedPublisher(repo_id, publisher, "whose trust was never asked online", similar, advice)
+        raise UntrustedPublisher(repo_id, publisher, "which is not a trusted kernel publisher", similar)
 
     def check_commit(self, repo_id: str, commit: str) -> None:
         """Refuse a commit that the user's policy does not pin this repository to.

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 from starlette.responses import JSONResponse
 
-from kernelhub.loader import PREFIX
+from kernelhub.package import PREFIX
 from kernelhub.parallel import WORKING
 from kernelhub.reporter import Reporter
 from kernelhub.serve import LocalHub

@@ -28,6 +28,7 @@ EXAMPLES: list[tuple[KernelHubError, str]] = [
     (errors.InvalidEnvironment("2", "no minor version"), "invalid environment '2': no minor version"),
     (errors.InvalidConfig(None, "did you mean 'x'?", "x"), "invalid kernel config None: did you mean 'x'? expected x"),
     (errors.InvalidLockfile("x", "empty."), "invalid lock file 'x': empty"),
+    (errors.LockfileNotFound("x.lock", "no such file"), "invalid lock file 'x.lock': no such file"),
     (errors.InvalidMetadata({}, "empty.", "JSON"), "invalid kernel metadata {}: empty; expected JSON"),
     (errors.InvalidPath("/x", "absolute"), "invalid file path in a kernel build '/x': absolute"),
     (errors.InvalidBundle("x.tar.gz", "truncated"), "invalid kernel bundle 'x.tar.gz': truncated"),
@@ -36,6 +37,7 @@ EXAMPLES: list[tuple[KernelHubError, str]] = [
     (errors.RankFailed("loading", {1: "disk full"}), "failed on rank 1, so no rank goes on\n  rank 1: disk full"),
     (errors.PinMismatch("a/b", "c" * 40, "d" * 40, "kernelhub.toml"), "kernelhub.toml pins it to dddd"),
     (errors.RepositoryNotFound("a/b", "https://hub"), "kernel repository 'a/b' not found at https://hub"),
+    (errors.FolderNotFound("/a", "this machine", "no such folder"), "no kernel build in folder '/a': no such folder."),
     (errors.RevisionNotFound("a/b", "v9", [1, 3]), "versions are v1, v3. Ask for one of them, e.g. 'a/b@v3'."),
     (errors.RevisionNotFound("a/b", "v9", (), ["main"], "gone"), "(gone): it has no versions"),
     (errors.RevisionNotFound("a/b", "v9"), "branches are none."),
@@ -53,6 +55,12 @@ EXAMPLES: list[tuple[KernelHubError, str]] = [
     (errors.LockTimeout(Path("/lock"), 600.4), "waited 600 s for the lock /lock (held by unknown)"),
     (errors.DigestMismatch("a/b torch-cpu", "x.py", "is missing"), "file 'x.py' is missing. Nothing was imported."),
     (errors.UnsignedKernel("a/b", "unsigned", "a signature"), "is unsigned, but a signature is required"),
+    (errors.UnsignedKernel("a/b", "signed", "one", "by whom?"), "is signed, but one is required: by whom?"),
+    (errors.RefreshFailed("https://tuf", "no answer"), "could not be refreshed from https://tuf: no answer. The one"),
+    (errors.BadSignature("a/b v", "it is for c"), "kernel build a/b v: its signature is refused: it is for c. Nothing"),
+    (errors.OlderBuild("a/b v", "a/b", "signed 1", "one signed 2"), "signed 1, but one signed 2 was seen."),
+    (errors.ChangedKernel("a/b c v", "a/b@v1", "c" * 40, "d" * 40), "a/b@v1 moved: commit cccccccccccc at its first"),
+    (errors.ChangedKernel("a/b c v", "a/b@v1", "c" * 40, "c" * 40), "has other files at commit cccccccccccc than"),
     (errors.UntrustedPublisher("a/b", "a", "unknown."), "pass trust_remote_code=['a/b']"),
     (errors.ImportFailed("a/b", "x", "Try y."), "importing kernel a/b failed: x. Try y."),
     (errors.ImportFailed("a/b", "x"), "importing kernel a/b failed: x."),
@@ -62,18 +70,20 @@ EXAMPLES: list[tuple[KernelHubError, str]] = [
     (errors.MissingDependency("a/b", "einops", "einops", "einops"), "run `pip install einops`"),
     (errors.UnknownLayer("RMSNrom", ["RMSNorm"]), "'RMSNrom', did you mean 'RMSNorm'? Layer names"),
     (errors.UnknownLayer("x", []), "Layer names in this model: none."),
+    (errors.NoKernel("RMSNorm", "none is mapped"), "no kernel for layer 'RMSNorm': none is mapped"),
     (errors.ContractMismatch("model.norm", "RMSNorm", "a/b", "no weight"), "(RMSNorm): no weight"),
     (errors.NumericsMismatch("model.norm", "a/b", "0.5 off"), "other numbers than model.norm: 0.5 off"),
+    (errors.BrokenFusion("norm + mlp", "one is late"), "norm + mlp run as one kernel, but one is late; leave this"),
 ]
 
 
-def drawn() -> list[tuple[int, str, str | None]]:
-    """The tree as the module's text draws it: depth, class, and the built-in of its line."""
+def drawn() -> list[tuple[int, str, list[str]]]:
+    """The tree as the module's text draws it: depth, class, and the built-ins of its line."""
     rows = []
     for line in (errors.__doc__ or "").splitlines():
-        if branch := re.match(r"(?P<stem>[│ ]*)[├└] (?P<names>[\w ]+?)(?: +\((?P<builtin>\w+)\))?$", line):
+        if branch := re.match(r"(?P<stem>[│ ]*)[├└] (?P<names>[\w ]+?)(?: +\((?P<builtins>[\w, ]+)\))?$", line):
             depth = len(branch["stem"]) // 2 + 1
-            rows += [(depth, name, branch["builtin"]) for name in branch["names"].split()]
+            rows += [(depth, name, (branch["builtins"] or "").split(", ")) for name in branch["names"].split()]
     return rows
 
 
@@ -88,11 +98,11 @@ def test_the_drawing_shows_every_class() -> None:
 
 def test_every_class_stands_where_it_is_drawn() -> None:
     parents: dict[int, type] = {0: KernelHubError}
-    for depth, name, builtin in drawn():
+    for depth, name, names in drawn():
         cls = getattr(errors, name)
         parents[depth] = cls
         assert issubclass(cls, parents[depth - 1]), name
-        if builtin:
+        for builtin in filter(None, names):
             assert issubclass(cls, getattr(builtins, builtin)), name
 
 
@@ -136,7 +146,7 @@ def test_no_message_ends_a_sentence_twice() -> None:
         errors.UnknownLayer(HOSTILE, []),
     ],
 )
-def test_text_from_outside_cannot_forge_the_terminal(error: KernelHubError) -> None:
+def test_s_39_text_from_outside_cannot_forge_the_terminal(error: KernelHubError) -> None:
     assert str(error).isprintable()
 
 

@@ -47,6 +47,7 @@ def move_branch(root: Path) -> None:
 def test_the_locked_commit_is_loaded_although_the_branch_moved(
     repository: Path, session: Session, tmp_path: Path
 ) -> None:
+    """REF huggingface/kernels#33, #42, #10, #114, #209: what was loaded was not always what was locked."""
     locked = lock(session, tmp_path / "kernelhub.lock", "org/kernel@v1")
     move_branch(repository)
     assert kernelhub.load_kernel("org/kernel@v1", session=locked).answer == 1
@@ -78,6 +79,7 @@ def test_every_variant_is_locked_not_only_the_one_of_this_machine(
 def test_a_kernel_that_is_not_in_the_lock_is_refused_with_the_next_command(
     repository: Path, session: Session, tmp_path: Path
 ) -> None:
+    """REF huggingface/kernels#33, #42: a lock without an entry was found out late, or not at all."""
     write_build(repository, "org/other", "v1", "torch-cpu", {"__init__.py": ""})
     write_build(repository, "org/kernel", "v2", "torch-cpu", {"__init__.py": ""})
     locked = lock(session, tmp_path / "kernelhub.lock", "org/kernel@v1")
@@ -104,7 +106,7 @@ def test_a_lock_covers_the_kernels_that_a_kernel_depends_on(repository: Path, se
     assert resolution.dependencies[0].commit == kernels["org/kernel@v1"].commit
 
 
-def test_an_unlocked_dependency_in_a_locked_tree_is_an_error_s08(
+def test_s_08_an_unlocked_dependency_in_a_locked_tree_is_an_error(
     repository: Path, session: Session, tmp_path: Path
 ) -> None:
     write_build(
@@ -123,7 +125,7 @@ def test_an_unlocked_dependency_in_a_locked_tree_is_an_error_s08(
         kernelhub.load_kernel("org/parent@v1", session=replace(session, lockfile=path))
 
 
-def test_a_lock_never_grants_trust_s30(hub_root: Path, session: Session, tmp_path: Path) -> None:
+def test_s_30_a_lock_never_grants_trust(hub_root: Path, session: Session, tmp_path: Path) -> None:
     write_build(hub_root, "stranger/kernel", "v1", "torch-cpu", {"__init__.py": ""})
     path = tmp_path / "kernelhub.lock"
     with pytest.raises(UntrustedPublisher):

@@ -60,7 +60,7 @@ def holder(path: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_who_waits_too_long_is_told_who_holds_it(path: Path) -> None:
+def test_r_28_who_waits_too_long_is_told_who_holds_it(path: Path) -> None:
     with holder(path) as process:
         with pytest.raises(LockTimeout) as caught, held(path, 0.1, Recorder()):
             pass
@@ -178,6 +178,7 @@ def test_r_29_a_dead_process_of_this_host_holds_nothing(left_behind: Path, path:
     "content", [["1", "elsewhere", 0], [os.getpid(), host(), 0], [-1, host(), 0], [1e99, "x", 1e99]]
 )
 def test_r_29_who_may_be_alive_is_waited_for_and_named(left_behind: Path, path: Path, content: list[object]) -> None:
+    """REF huggingface/huggingface_hub#2543, #3944: everybody waited for ever for a lock of nobody knew whom."""
     left_behind.write_text(json.dumps(content))
     with pytest.raises(LockTimeout, match=r"held by .*build\.lock\.held.* --break-lock"), held(path, 0.1, Recorder()):
         pass

@@ -155,6 +155,7 @@ def test_a_build_that_fails_verification_is_a_failure_and_not_stored(root: Path,
 
 
 def test_a_dry_run_tells_sizes_and_fetches_nothing(root: Path, session: Session) -> None:
+    """REF NVlabs/ToolOrchestra#5: what will be fetched can be asked first."""
     plan = plan_prefetch([KERNEL], session, targets=[H100, MAC])
     report = plan.report()
     assert {row.state for row in report.rows} == {"would fetch"}

@@ -81,7 +81,7 @@ def test_old_answers_about_branches_and_publishers_are_asked_for_again(
     assert [request.rpartition("/")[2] for request in asked()] == ["overview", "refs"]
 
 
-def test_an_answer_from_the_future_is_asked_for_again(
+def test_r_38_an_answer_from_the_future_is_asked_for_again(
     remembering: Callable[..., RememberingIndex], session: Session, asked: Callable[[], list[str]]
 ) -> None:
     """A clock that was wrong must not make an answer last."""
@@ -111,6 +111,9 @@ def test_an_older_answer_serves_while_the_hub_fails(
     hub: LocalHub,
     reporter: Recorder,
 ) -> None:
+    """REF huggingface/huggingface_hub#3342, #3312; kotaro-kinoshita/yomitoku#99: a busy Hub stopped loads of cached
+    files.
+    """
     commit = remembering().refs(REPO).branches["v1"]
     remembering().trusts("acme")
     remembering().commit(REPO, commit)
@@ -128,7 +131,7 @@ def test_an_older_answer_serves_while_the_hub_fails(
 
 
 @pytest.mark.parametrize("damage", [*DAMAGE, WRONG])
-def test_damaged_answers_are_asked_for_again_and_replaced(
+def test_r_36_damaged_answers_are_asked_for_again_and_replaced(
     damage: str, root: Path, session: Session, asked: Callable[[], list[str]]
 ) -> None:
     assert load_kernel(REPO, session=session).ONE == 1
@@ -140,7 +143,7 @@ def test_damaged_answers_are_asked_for_again_and_replaced(
 
 
 @pytest.mark.parametrize("damage", [*DAMAGE, WRONG])
-def test_damaged_answers_are_no_answers_offline(damage: str, root: Path, session: Session) -> None:
+def test_r_36_damaged_answers_are_no_answers_offline(damage: str, root: Path, session: Session) -> None:
     load_kernel(REPO, session=session)
     _damage_all(session, damage)
     with pytest.raises((NotCached, UntrustedPublisher)):
@@ -164,15 +167,55 @@ def test_a_stored_build_is_found_offline_by_its_commit_without_any_answer(root: 
 
 
 def test_offline_uses_the_trust_that_was_recorded_and_no_other(root: Path, session: Session) -> None:
+    """REF huggingface/kernels#580: offline, nobody could tell whether a publisher was trusted."""
     write_build(root, "someone/relu", "v1", "torch-cpu", {"__init__.py": "ONE = 1\n"})
     load_kernel("someone/relu", session=session, trust_remote_code=True)
-    with pytest.raises(UntrustedPublisher, match="whose trust was never asked online"):
+    with pytest.raises(UntrustedPublisher, match=r"whose trust was never asked online.*`kernelhub explain") as caught:
         load_kernel("someone/relu", session=offline(session))
+    assert "trust_remote_code" not in str(caught.value)
     with pytest.raises(UntrustedPublisher, match="not a trusted kernel publisher"):
         load_kernel("someone/relu", session=session)
     with pytest.raises(UntrustedPublisher, match="not a trusted kernel publisher"):
         load_kernel("someone/relu", session=offline(session))
     assert load_kernel("someone/relu", session=offline(session), trust_remote_code=["someone/relu"]).ONE == 1
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_an_older_answer_is_told_with_the_commit_and_not_used_in_the_strict_mode(
+    status: int, root: Path, session: Session, hub: LocalHub, reporter: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """REF huggingface/huggingface_hub#3007: while the Hub failed, older files were used and nobody was told."""
+    load_kernel(REPO, session=session)
+    commit = session.refs(REPO).branches["v1"]
+    hub.hook = lambda request: Response(status_code=status)
+    monkeypatch.setenv("KERNELHUB_FRESH_SECONDS", "0.000001")
+    assert load_kernel(REPO, session=dataclasses.replace(session)).ONE == 1
+    [told] = [text for text in reporter.warnings if "kernel acme/relu" in text]
+    assert f"HTTP {status}" in told
+    assert f"0.0 hours ago, v1 is {commit[:12]}" in told
+    strict = dataclasses.replace(session, strict=True)
+    with pytest.raises(HubUnavailable, match=rf"HTTP {status} .*; what it said of .* before is not used here"):
+        load_kernel(REPO, session=strict)
+    with pytest.raises(HubUnavailable):
+        session.make_lock([KernelRequest.parse(REPO)])
+    assert load_kernel(f"{REPO}@{commit}", session=strict).ONE == 1
+    assert load_kernel(REPO, session=offline(strict)).ONE == 1
+
+
+def test_what_is_cached_is_preferred_when_the_user_says_so(
+    root: Path, session: Session, asked: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """REF huggingface/huggingface_hub#4705; Nerogar/OneTrainer#1645: the network only for what the cache lacks."""
+    load_kernel(REPO, session=session)
+    write_build(root, REPO, "v2", "torch-cpu", {"__init__.py": "ONE = 2\n"}, version=2)
+    later = time.time() + 1e6
+    monkeypatch.setattr(time, "time", lambda: later)
+    monkeypatch.setenv("KERNELHUB_PREFER_CACHED", "1")
+    asked()
+    assert load_kernel(REPO, session=dataclasses.replace(session)).ONE == 1
+    assert asked() == []
+    assert load_kernel(f"{REPO}@v2", session=dataclasses.replace(session)).ONE == 2
+    assert asked()
 
 
 def test_how_long_an_answer_is_fresh_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def exhausted(policy: RetryPolicy, failure: Failure) -> GivenUp:
 
 
 @pytest.mark.usefixtures("one_second")
-def test_r18_there_are_five_tries_with_growing_pauses_up_to_the_longest() -> None:
+def test_r_18_there_are_five_tries_with_growing_pauses_up_to_the_longest() -> None:
     time = Time()
     assert exhausted(RetryPolicy(clock=time.clock), Failure("HTTP 503")).cause == "HTTP 503 (5 tries)"
     assert time.slept == [1, 2, 4, 8]
@@ -63,7 +63,7 @@ def test_r18_there_are_five_tries_with_growing_pauses_up_to_the_longest() -> Non
 
 
 @pytest.mark.usefixtures("one_second")
-def test_the_jitter_is_a_full_one() -> None:
+def test_r_18_the_jitter_is_a_full_one() -> None:
     asked: list[tuple[float, float]] = []
     time = Time()
     clock = time.clock._replace(jitter=lambda low, high: asked.append((low, high)) or 0.0)  # type: ignore[func-returns-value]
@@ -72,7 +72,7 @@ def test_the_jitter_is_a_full_one() -> None:
 
 
 @pytest.mark.usefixtures("one_second")
-def test_no_pause_goes_beyond_the_deadline() -> None:
+def test_r_18_no_pause_goes_beyond_the_deadline() -> None:
     time = Time()
     given_up = exhausted(RetryPolicy(tries=50, deadline=20, clock=time.clock), Failure("HTTP 500"))
     assert given_up.cause == "HTTP 500 (5 tries, 20 s allowed)"
@@ -98,13 +98,13 @@ def test_a_host_that_cannot_be_reached_is_tried_less_often() -> None:
     assert exhausted(RetryPolicy(clock=Time().clock), Failure("TLS", most_tries=1)).cause == "TLS (1 try)"
 
 
-def test_r16_a_requested_wait_takes_the_place_of_the_pause() -> None:
+def test_r_16_a_requested_wait_takes_the_place_of_the_pause() -> None:
     time = Time()
     RetryPolicy(clock=time.clock).attempts().failed(Failure("HTTP 429", wait=1.0))
     assert time.slept == [1.0]
 
 
-def test_r17_a_wait_above_the_cap_is_an_error_that_tells_the_demand() -> None:
+def test_r_17_a_wait_above_the_cap_is_an_error_that_tells_the_demand() -> None:
     time = Time()
     RetryPolicy(clock=time.clock).attempts().failed(Failure("HTTP 429", wait=60.0))
     with pytest.raises(GivenUp) as caught:
@@ -133,7 +133,7 @@ def test_r17_a_wait_above_the_cap_is_an_error_that_tells_the_demand() -> None:
         ("Mon, 99 Foo 2026 99:99:99 GMT", None),
     ],
 )
-def test_r17_retry_after_is_seconds_or_a_date_or_ignored(value: str, seconds: float | None) -> None:
+def test_r_17_retry_after_is_seconds_or_a_date_or_ignored(value: str, seconds: float | None) -> None:
     assert requested_wait({"Retry-After": value}, NOW) == seconds
 
 
@@ -162,13 +162,13 @@ def test_the_policy_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "101", "many", "", "2.5", "٣", "9" * 5000])
-def test_a_number_of_tries_outside_its_range_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r_46_a_number_of_tries_outside_its_range_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNELHUB_RETRIES", value)
     with pytest.raises(InvalidConfig, match=r"KERNELHUB_RETRIES.*a whole number from 1 to 100"):
         RetryPolicy.from_settings()
 
 
-def test_wrong_settings_are_told_when_they_are_used_not_at_import() -> None:
+def test_r_46_wrong_settings_are_told_when_they_are_used_not_at_import() -> None:
     code = "import kernelhub, kernelhub.hub as hub\ntry: hub.HubIndex()\nexcept kernelhub.KernelHubError as e: print(e)"
     environment = {**os.environ, "KERNELHUB_DEADLINE": "soon"}
     command = [sys.executable, "-c", code]

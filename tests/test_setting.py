@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,14 +32,36 @@ def test_an_unset_flag_has_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert setting.offline()
 
 
-def test_a_flag_that_is_neither_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r_46_a_flag_that_is_neither_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "maybe")
     with pytest.raises(InvalidConfig, match=r"'maybe' .*HF_HUB_OFFLINE.*neither yes nor no"):
         setting.offline()
 
 
+@pytest.mark.parametrize("name", ["DISABLE_KERNEL_MAPPING", "KERNELHUB_STRICT", "KERNELHUB_SHARED_CACHE"])
+@pytest.mark.parametrize("value", ["true", "maybe"])
+def test_r_46_a_word_for_yes_is_taken_and_nonsense_told_when_a_variable_is_used_not_at_import(
+    name: str, value: str
+) -> None:
+    """REF huggingface/huggingface_hub#3394: read once at import, it stayed what it was then."""
+    code = (
+        "import kernelhub, kernelhub.setting as setting\n"
+        "print('imported')\n"
+        f"print(setting.flag({name!r}))\n"
+        f"import os; os.environ[{name!r}] = '0'\n"
+        f"print(setting.flag({name!r}))\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env={**os.environ, name: value}, capture_output=True, text=True, check=False)
+    if value == "true":
+        assert done.stdout.split() == ["imported", "True", "False"]
+    else:
+        assert done.stdout.split() == ["imported"]
+        assert f"InvalidConfig: invalid kernel config 'maybe' (from variable {name}): neither yes nor no" in done.stderr
+
+
 @pytest.mark.parametrize("value", ["abc", "-1", "0", "1e9", "nan", "inf", ""])
-def test_seconds_outside_their_range_are_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r_46_seconds_outside_their_range_are_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNELHUB_LOCK_TIMEOUT", value)
     with pytest.raises(InvalidConfig, match="KERNELHUB_LOCK_TIMEOUT"):
         setting.seconds("KERNELHUB_LOCK_TIMEOUT", 1.0)

@@ -93,7 +93,7 @@ def test_the_first_of_two_publishers_wins(store: Store) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_manifest_counts_as_no_build_and_is_replaced(store: Store, damage: str) -> None:
+def test_r_36_a_damaged_manifest_counts_as_no_build_and_is_replaced(store: Store, damage: str) -> None:
     manifest = put(store, "old").folder / MANIFEST
     manifest.write_bytes(damage.encode("latin-1"))
     assert store.find(*KEY) is None
@@ -104,7 +104,7 @@ def test_a_damaged_manifest_counts_as_no_build_and_is_replaced(store: Store, dam
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_receipt_means_hash_again(store: Store, damage: str) -> None:
+def test_r_36_a_damaged_receipt_means_hash_again(store: Store, damage: str) -> None:
     build = put(store)
     build.write_receipt({"__init__.py": FileStat(0, 1, 2, 3)})
     assert build.receipt() == {"__init__.py": FileStat(0, 1, 2, 3)}
@@ -113,7 +113,7 @@ def test_a_damaged_receipt_means_hash_again(store: Store, damage: str) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_record_counts_as_absent(store: Store, damage: str) -> None:
+def test_r_36_a_damaged_record_counts_as_absent(store: Store, damage: str) -> None:
     store.record("publishers", "acme", {"trusted": True})
     assert (store.recorded("publishers", "acme") or {})["trusted"] is True
     [path] = store.root.glob("hubs/*/records/publishers/*.json")
@@ -151,13 +151,21 @@ def test_a_discarded_build_is_gone(store: Store) -> None:
 
 
 def test_folders_are_private(store: Store) -> None:
+    """REF triton-lang/triton#518: a folder in /tmp belonged to the first user, and the second one could not write."""
     build = put(store)
     inside = [folder for folder in build.folder.parents if folder.is_relative_to(store.root)]
     assert {folder.stat().st_mode & 0o777 for folder in [build.folder, *inside]} == {0o700}
 
 
+def test_r_9_a_folder_that_is_missing_is_made_with_its_parents(tmp_path: Path) -> None:
+    store = Store(tmp_path / "not" / "yet" / "there", "https://hub.example")
+    assert store.find(*KEY) is None
+    put(store)
+    assert store.find(*KEY) is not None
+
+
 @pytest.mark.parametrize("kind", ["file", "dangling link", "under a file"])
-def test_a_path_that_cannot_be_a_folder_is_named(tmp_path: Path, kind: str) -> None:
+def test_r_9_a_path_that_cannot_be_a_folder_is_named(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "store"
     if kind == "file":
         path.write_text("")
@@ -170,7 +178,7 @@ def test_a_path_that_cannot_be_a_folder_is_named(tmp_path: Path, kind: str) -> N
         Store(path, "https://hub.example").check_space(0)
 
 
-def test_a_newer_layout_is_read_and_not_written(store: Store) -> None:
+def test_r_37_a_newer_layout_is_read_and_not_written(store: Store) -> None:
     put(store)
     (store.root / "store.json").write_text(json.dumps({"schema": 2, "written_by": "kernelhub 9.0"}))
     assert store.find(*KEY) is not None
@@ -183,7 +191,7 @@ def test_a_newer_layout_is_read_and_not_written(store: Store) -> None:
     assert sorted(store.root.rglob("*")) == before
 
 
-def test_a_build_that_does_not_fit_is_refused_with_the_numbers(small_disk: Path) -> None:
+def test_r_5_a_build_that_does_not_fit_is_refused_with_the_numbers(small_disk: Path) -> None:
     store = Store(small_disk / "store", "https://hub.example")
     store.check_space(1 << 20)
     with pytest.raises(CacheFullError, match=r"disk full, 5242880 bytes needed, [0-9]+ bytes free") as caught:
@@ -213,7 +221,7 @@ def test_a_lock_is_held_by_one_at_a_time(store: Store, monkeypatch: pytest.Monke
         pass
 
 
-def test_a_lock_is_free_when_its_holder_is_killed(store: Store) -> None:
+def test_r_27_a_lock_is_free_when_its_holder_is_killed(store: Store) -> None:
     code = "import sys, time; from pathlib import Path; from kernelhub.store import Store\n"
     code += (
         f"with Store(Path({str(store.root)!r}), 'https://hub.example').lock{KEY!r}:\n print(flush=True); time.sleep(60)"
@@ -227,7 +235,7 @@ def test_a_lock_is_free_when_its_holder_is_killed(store: Store) -> None:
             assert 0.1 < time.monotonic() - started < 2
 
 
-def test_leftovers_of_dead_processes_are_swept_and_others_stay(store: Store) -> None:
+def test_r_33_leftovers_of_dead_processes_are_swept_and_others_stay(store: Store) -> None:
     put(store)
     with store.staging() as mine:
         host, pid, _ = mine.name.split("--")
@@ -282,7 +290,7 @@ def test_s_18_a_folder_that_others_can_write_is_refused_with_the_command_that_me
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give folders away")
-def test_s_18_a_store_of_somebody_else_is_refused_with_the_command_that_mends_it(store: Store) -> None:
+def test_r_9_s_18_a_store_of_somebody_else_is_refused_with_the_command_that_mends_it(store: Store) -> None:
     put(store)
     store.record("publishers", "acme", {"trusted": True})
     os.chown(store.root, 1234, 1234)
@@ -393,8 +401,9 @@ def _assert_leased(store: Store) -> None:
     assert store.lease(build)
 
 
-def test_umask_does_not_open_a_private_store(tmp_path: Path) -> None:
-    before = os.umask(0)
+@pytest.mark.parametrize("mask", [0, 0o077])
+def test_r_50_umask_does_not_open_a_private_store(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
     try:
         store = Store(tmp_path / "store", "https://hub.example")
         put(store)
@@ -410,7 +419,7 @@ def test_umask_does_not_open_a_private_store(tmp_path: Path) -> None:
 # Leases and removal
 
 
-def test_a_leased_build_is_not_removed_and_a_free_one_is(store: Store) -> None:
+def test_r_51_a_leased_build_is_not_removed_and_a_free_one_is(store: Store) -> None:
     build = put(store)
     assert store.lease(build)
     assert store.is_leased(build)
@@ -498,7 +507,9 @@ def test_a_home_that_nobody_knows_names_the_variables(monkeypatch: pytest.Monkey
 def test_r_50_few_open_files_are_enough(store: Store, limit: int) -> None:
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # the limit is on the number, not on the count
+    highest = max(
+        int(path.name) for path in Path("/proc/self/fd").iterdir()
+    )  # the limit is on the number, not on the count
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + limit, before[1]))
     try:
         for _ in range(2 * limit):

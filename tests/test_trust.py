@@ -167,7 +167,10 @@ def test_a_policy_is_found_through_the_variable_and_the_users_folder_but_not_the
 
 
 def test_every_entry_asks_the_one_choke_point(session: Session, hub_root: Path) -> None:
-    """huggingface/transformers#44395: a path that skips the trust gate lets a mapping run any repository."""
+    """huggingface/transformers#44395: a path that skips the trust gate lets a mapping run any repository.
+
+    REF huggingface/transformers#46039: the same for kernels of a config.
+    """
     files = {"__init__.py": "", "layers.py": "from torch import nn\nclass Norm(nn.Module):\n    pass\n"}
     write_build(hub_root, "someone/norm", "v1", "torch-cpu", files)
     model = torch.nn.Sequential(torch.nn.RMSNorm(4))

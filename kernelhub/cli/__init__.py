@@ -8,7 +8,25 @@ from typing import Annotated
 import typer
 
 import kernelhub
-from kernelhub.cli import bundle, cache, demo, doctor, explain, info, lock, prefetch, serve, variants, verify, versions
+from kernelhub.cli import (
+    bench,
+    bundle,
+    cache,
+    capture,
+    check,
+    demo,
+    doctor,
+    explain,
+    info,
+    lock,
+    prefetch,
+    serve,
+    trust_root,
+    variants,
+    verify,
+    versions,
+)
+from kernelhub.cli.run import run as run_script
 from kernelhub.errors import KernelHubError
 
 app = typer.Typer(
@@ -30,8 +48,13 @@ app.command("prefetch")(prefetch.prefetch)
 app.add_typer(bundle.app)
 app.add_typer(cache.app, name="cache")
 app.command("serve")(serve.serve)
+app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run_script)
 app.command("verify")(verify.verify)
+app.add_typer(trust_root.app, name="trust-root")
 app.command("doctor")(doctor.doctor)
+app.command("check")(check.check)
+app.command("capture")(capture.capture)
+app.command("bench")(bench.bench)
 
 
 def _show_version(wanted: bool) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 import time
 import urllib.error
@@ -22,33 +24,42 @@ import typer
 import kernelhub
 from kernelhub import setting
 from kernelhub.cli import option
+from kernelhub.cli.trust_root import facts_of
 from kernelhub.errors import KernelHubError
 from kernelhub.explanation import explain
-from kernelhub.preflight import this_host
+from kernelhub.host import this_host
 from kernelhub.request import KernelRequest
+from kernelhub.trustroot import TrustRoot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernelhub.session import Session
 
-_PACKAGES = ("torch", "triton", "transformers", "huggingface_hub", "safetensors", "apache-tvm-ffi", "einops", "kernels")
+_PACKAGES = (
+    *("torch", "triton", "transformers", "huggingface_hub", "safetensors", "apache-tvm-ffi", "einops", "sigstore"),
+    "kernels",
+)
 _OURS = ("KERNELHUB_", "KERNELS_", "HF_", "HUGGING", "TRANSFORMERS_OFFLINE", "LOCAL_KERNELS", "DISABLE_KERNEL")
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|KEY", re.IGNORECASE)
 _SECRETS = ((re.compile(r"hf_[A-Za-z0-9]{4,}"), "hf_***"), (re.compile(r"(?<=//)[^/@\s]+@"), "***@"))
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _SECONDS = 5.0
+_CHECK_SECONDS = 300.0
 
 
 def doctor(
     requests: Annotated[list[str] | None, typer.Argument(help="Mapping strings to give a verdict for.")] = None,
     cache_dir: option.CacheDir = None,
     offline: option.Offline = False,
+    numerics: Annotated[bool, typer.Option("--check/--no-check", help="Check the shipped kernels here.")] = True,
     as_json: option.AsJson = False,
 ) -> None:
     """Describe this machine and what kernelhub would do on it; secrets and the home folder are masked.
 
-    Exit code 1 if something is broken: the store, the endpoint, or no usable build for one of REQUESTS.
+    The kernels shipped with kernelhub are compared with plain layers, in a process of their own; those of REQUESTS are
+    not imported. Exit code 1 if something is broken: the store, the endpoint, a shipped kernel, or no usable build for
+    one of REQUESTS.
     """
     session = option.open_session(None, cache_dir, offline)
     found = {
@@ -57,6 +68,8 @@ def doctor(
         "store": _told(lambda: _store(session)),
         "endpoint": _told(lambda: _endpoint(session)),
         "policy": _told(lambda: _policy(session)),
+        "signatures": _told(lambda: _signatures(session)),
+        "numerics": _told(_numerics) if numerics else {},
         "settings": _settings(),
         "requests": {request: _told(partial(_verdict, request, session)) for request in requests or ()},
     }
@@ -201,9 +214,42 @@ def _policy(session: Session) -> dict[str, Any]:
         "nothing else": policy.only,
         "pins": len(policy.pins),
         "signatures": dict(policy.signatures),
+        "digests": dict(policy.digests),
+        "signers": {publisher: str(identity) for publisher, identity in policy.identities.items()},
+        "older builds": sorted(policy.older),
         "lock file": None if lock is None else str(session.lockfile or setting.lock_path()),
         "strict": session.is_strict,
     }
+
+
+def _signatures(session: Session) -> dict[str, Any]:
+    """The trust root, which is a problem only for who has signatures checked."""
+    policy = session.policy
+    found = facts_of(TrustRoot.in_use(policy), policy)
+    problem = found.pop("problem")
+    if not problem:
+        return {**found, "checked": True}
+    looked_at = set(policy.signatures.values()) - {"off"}
+    return {**found, "problem": problem} if looked_at else {**found, "checked": False, "because": problem}
+
+
+def _numerics() -> dict[str, Any]:
+    """Whether the shipped kernels are right on this machine; in another process, which may die of them."""
+    if importlib.util.find_spec("torch") is None:
+        return {"checked": "not asked, as torch is not installed"}
+    command = [sys.executable, "-m", "kernelhub", "check", "--offline", "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False)
+        report = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        return {"problem": f"checking the shipped kernels took more than {_CHECK_SECONDS:.0f} s"}
+    except ValueError:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return {"problem": f"the shipped kernels could not be checked: {last[0]}"}
+    rows = report["rows"]
+    wrong = [f"{row['kernel']} ({row['mode']}): {row['problem']}" for row in rows if row["verdict"] != "right"]
+    found = {"checked": f"{len(rows) - len(wrong)} of {len(rows)} right, in {report['seconds']:.1f} s"}
+    return {**found, "problem": "; ".join(wrong)} if wrong else found
 
 
 def _settings() -> dict[str, Any]:
@@ -221,8 +267,9 @@ def _verdict(text: str, session: Session) -> dict[str, Any]:
         found["problem"] = f"not trusted: {told.trust}"
     refused = told.libraries.refused if told.libraries else None
     if refused is not None:
-        found["problem"] = f"{refused.path}: {'; '.join(refused.reasons)}"
-    return {**found, "build": told.resolution.build, "notes": list(told.resolution.notes)}
+        found["problem"] = f"{refused.path}: {'; '.join(refused.reasons)}. {told.advice}".strip()
+    facts = {"build": told.resolution.build, "signature": told.signature, "notes": list(told.resolution.notes)}
+    return {**found, **facts}
 
 
 def _masked(value: Any) -> Any:

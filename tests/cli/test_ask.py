@@ -46,6 +46,9 @@ def failure(result: Result) -> str:
 
 
 def test_explain_shows_the_choice_and_how_to_pin_it(kernelhub: Callable[..., Result]) -> None:
+    """REF radixark/miles#2207; NVIDIA-NeMo/Automodel#3426; vllm-project/vllm-omni#4926: what is a version, what a
+    commit, and which was taken.
+    """
     told = kernelhub("explain", "org/kernel").stdout
     assert "pin it as org/kernel@v1" in told
     assert "choice       torch-cpu, the best of 1 that fit" in told
@@ -83,6 +86,9 @@ def test_explain_tells_that_a_publisher_is_not_trusted_and_what_to_pass(kernelhu
 
 
 def test_explain_downloads_nothing(kernelhub: Callable[..., Result], tmp_path: Path) -> None:
+    """REF Dao-AILab/flash-attention#847, #2425, #1489: an address was guessed, or an hour-long build begun; here the
+    listing is asked first.
+    """
     kernelhub("explain", "org/kernel")
     assert list((tmp_path / "store").glob("hubs/*/builds/*")) == []
 
@@ -108,6 +114,7 @@ def test_versions_are_in_numeric_order_with_the_build_that_fits(kernelhub: Calla
 
 
 def test_variants_are_listed_with_one_reason_each(kernelhub: Callable[..., Result]) -> None:
+    """REF huggingface/kernels#595, #685, #674, #412, #420: a command that lists variants with reasons was missing."""
     rows = json.loads(kernelhub("variants", "org/kernel@v10", "--json").stdout)
     assert rows["torch-cpu"] == "fits"
     assert len(rows) == 21
@@ -151,7 +158,7 @@ def test_a_lock_is_written_checked_and_upgraded(kernelhub: Callable[..., Result]
     assert kernelhub("lock", "--check").exit_code == 0
 
 
-def test_a_check_names_what_is_missing_and_what_is_extra(kernelhub: Callable[..., Result]) -> None:
+def test_s_30_a_check_names_what_is_missing_and_what_is_extra(kernelhub: Callable[..., Result]) -> None:
     kernelhub("lock", "org/kernel@v1")
     told = kernelhub("lock", "--check", "org/old@v3")
     assert told.exit_code == 1

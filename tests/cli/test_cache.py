@@ -72,6 +72,7 @@ def left(builds: dict[str, StoredBuild]) -> list[str]:
 def test_ls_tells_sizes_last_use_state_and_origin(
     cache: Callable[..., Result], builds: dict[str, StoredBuild], session: Session
 ) -> None:
+    """REF huggingface/kernels#838, #18: where the cache is, and how to clean it up."""
     told = cache("ls").stdout
     for words in ("org/new", "torch-cpu", "self-attested", session.store.endpoint, "3 builds"):
         assert words in told

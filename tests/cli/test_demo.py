@@ -97,7 +97,7 @@ class Right(nn.Module):"""
 
 
 def test_a_kernel_that_computes_other_numbers_fails_the_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The demo's verdict is no decoration: a norm that neither normalises nor uses its weight is told."""
+    """The demo's verdict is no decoration: a norm that neither normalises nor uses its weight is not bound."""
     copied = tmp_path / "collection"
     shutil.copytree(collection_folder(), copied)
     for layers in copied.glob("kernelhub/layers/v2/build/*/layers.py"):
@@ -108,6 +108,6 @@ def test_a_kernel_that_computes_other_numbers_fails_the_demo(monkeypatch: pytest
     monkeypatch.setattr("kernelhub.cli.demo.collection_folder", lambda: copied)
     result = CliRunner().invoke(app, ["demo", "--steps", "1"])
     assert result.exit_code == 1
-    assert "logits differs" in result.output
-    assert "gradient of model.norm.weight differs" in result.output
+    assert "FAILED: model.norm (RMSNorm) was left alone: the gradient of weight is missing" in result.output
+    assert "output with the real inputs: error " in result.output
     assert "lists no digests" in result.output  # and that it runs unverified code is told too

@@ -36,7 +36,7 @@ def doctor(hub: LocalHub, hub_root: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("KERNELHUB_CACHE", str(home / "store"))
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()
-    return lambda *arguments: runner.invoke(app, ["doctor", *arguments])
+    return lambda *arguments: runner.invoke(app, ["doctor", "--no-check", *arguments])
 
 
 def facts(result: Result) -> dict[str, Any]:
@@ -142,6 +142,14 @@ def test_a_token_is_not_sent_in_clear_text(
 def test_only_http_is_asked(doctor: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "file:///etc")
     assert "not an http address" in facts(doctor("--json"))["endpoint"]["problem"]
+
+
+def test_the_shipped_kernels_are_checked_on_this_machine(doctor: Callable[..., Result]) -> None:
+    before = set(sys.modules)
+    result = doctor("--json", "--check")
+    assert result.exit_code == 0, result.output
+    assert facts(result)["numerics"]["checked"].startswith("6 of 6 right, in ")
+    assert not [name for name in set(sys.modules) - before if name.startswith("kernelhub_k_")]
 
 
 def test_a_token_does_not_follow_a_redirect(

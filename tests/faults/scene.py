@@ -85,7 +85,10 @@ class Nursery:
         self._process.communicate()
 
     def start(self, store: Path, endpoint: str, *words: str, count: int = 1) -> list[int]:
-        """Start ``count`` processes at once and return their ids; with the word ``stopped`` they wait for SIGCONT."""
+        """Start ``count`` processes at once and return their ids; with the word ``stopped`` they wait for SIGCONT.
+
+        Words with a slash are the kernels that they install, in turn; without any it is the one of the scene.
+        """
         order = {"store": str(store), "endpoint": endpoint, "words": words, "count": count}
         self._tell(order)
         return list(self._answer())
@@ -165,7 +168,8 @@ def _serve_nursery() -> None:
         if not is_warm:
             _warm_up(order["endpoint"])
             is_warm = True
-        children = dict(_fork(order) for _ in range(order["count"]))
+        names = [word for word in order["words"] if "/" in word] or [REPO]
+        children = dict(_fork(order, names[number % len(names)]) for number in range(order["count"]))
         print(json.dumps(list(children)), flush=True)
 
 
@@ -176,14 +180,14 @@ def _warm_up(endpoint: str) -> None:
     from kernelhub import lease
 
     with tempfile.TemporaryDirectory() as folder:
-        status = _install(folder + "/store", endpoint, [])
+        status = _install(folder + "/store", endpoint, [], REPO)
         assert status == 0, "the warm-up failed"
     lease.drop_all()
     close_session()
     get_session()
 
 
-def _fork(order: dict[str, Any]) -> tuple[int, int]:
+def _fork(order: dict[str, Any], repo_id: str) -> tuple[int, int]:
     """A new process, and the file that takes what it says."""
     output = os.memfd_create("output")
     child = os.fork()
@@ -195,7 +199,7 @@ def _fork(order: dict[str, Any]) -> tuple[int, int]:
     try:
         if "stopped" in order["words"]:
             os.kill(os.getpid(), signal.SIGSTOP)
-        status = _install(order["store"], order["endpoint"], order["words"])
+        status = _install(order["store"], order["endpoint"], order["words"], repo_id)
     except BaseException:
         traceback.print_exc()
         status = 1
@@ -211,7 +215,7 @@ def _outcome(child: int, output: int) -> Outcome:
     return Outcome(status, said)
 
 
-def _install(store: str, endpoint: str, words: list[str]) -> int:
+def _install(store: str, endpoint: str, words: list[str], repo_id: str) -> int:
     from kernelhub.environment import Environment
     from kernelhub.errors import KernelHubError
     from kernelhub.loader import load
@@ -227,7 +231,7 @@ def _install(store: str, endpoint: str, words: list[str]) -> int:
         environment=Environment.parse(ENVIRONMENT),
     )
     try:
-        build = session.obtain(session.resolve(KernelRequest.parse(REPO)))
+        build = session.obtain(session.resolve(KernelRequest.parse(repo_id)))
         if "load" in words:
             kernel = load(build)
             assert (kernel.ONE, kernel.TWO) == (1, 2)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import bitflips
 import kill
 import processes
 import syscalls
+from kernel_repository import write_build
 from scene import REPO, Nursery, problems, scene
 
 WRITES = "mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,rmdir,chmod,fchmod,ftruncate,utimensat,link,symlink"
@@ -48,8 +51,48 @@ def test_r_24_processes_that_start_at_once_download_each_file_once() -> None:
     assert figures.most_requests <= 3 + 4 + 12
 
 
+def test_r_25_kernels_that_share_dependencies_come_once_each_without_a_deadlock() -> None:
+    """Eight kernels that need the same two, half of them in the other order, in two processes each."""
+    with scene() as (folder, hub), Nursery() as nursery:
+        shared = ["acme/shared-a", "acme/shared-b"]
+        kernels = [f"acme/kernel-{number}" for number in range(8)]
+        for number, name in enumerate((*shared, *kernels)):
+            needs = [] if name in shared else shared[:: 1 if number % 2 else -1]
+            depends = {"kernel-depends": [{"repo-id": need, "version": 1} for need in needs]}
+            files = {"__init__.py": "from .table import ONE, TWO\n", "table.py": f"ONE, TWO = 1, 2  # {name}\n"}
+            write_build(folder / "repositories", name, "v1", "torch-cpu", files, metadata_overrides=depends)
+        assert nursery.run(folder / "warm-up", hub.url).status == 0
+        hub.clear()
+        nursery.start(folder / "store", hub.url, "load", *kernels, count=16)
+        assert [outcome for outcome in nursery.outcomes() if outcome.status] == []
+        bodies = Counter(request.path for request in hub.requests if "/resolve/" in request.path)
+        assert len(bodies) == 10 * 3
+        assert set(bodies.values()) == {1}
+
+
+@traced
+@pytest.mark.parametrize(
+    ("calls", "works"),
+    [("symlink,symlinkat,link,linkat", True), ("rename,renameat,renameat2", False)],
+    ids=["no links", "no renaming"],
+)
+def test_r_32_what_a_file_system_cannot_do_is_done_without_or_told(calls: str, works: bool) -> None:
+    """REF huggingface/huggingface_hub#1133, #3063: moves and links that a file system does not have."""
+    with scene() as (folder, hub), Nursery() as nursery:
+        store = folder / "store"
+        options = ["-e", f"trace={calls}", "-e", f"inject={calls}:error=EPERM", "-o", os.devnull]
+        outcome = syscalls.trace(nursery, store, hub.url, options, "load")
+        assert outcome.status == (0 if works else 3), outcome
+        if not works:
+            assert re.match(rf"CacheError: kernel store {store}: .*Operation not permitted", outcome.said)
+            assert problems(store, hub.url, after_recovery=False) == []
+            assert nursery.run(store, hub.url, "load").status == 0
+        assert problems(store, hub.url, after_recovery=True) == []
+
+
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 def test_r_30_without_locks_nothing_is_corrupt() -> None:
+    """REF huggingface/huggingface_hub#4306: locks that succeed for everybody, and two writers in one partial file."""
     assert processes.run(8, 1, locks=False).failures == []
 
 
@@ -61,7 +104,11 @@ def test_r_34_r_35_every_flipped_bit_is_found() -> None:
 
 @traced
 def test_r_7_a_warm_load_from_a_read_only_mount_writes_nothing() -> None:
-    """REF huggingface/huggingface_hub#2797, #4829."""
+    """REF huggingface/huggingface_hub#2797, #4829.
+
+    REF huggingface/huggingface_hub#4829; vllm-project/llm-compressor#2984: a file rewritten at each load was read while
+    empty.
+    """
     with scene() as (folder, hub), Nursery() as nursery:
         store = folder / "store"
         assert nursery.run(store, hub.url).status == 0
