@@ -10,7 +10,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernelhub.api import explain, kernelize, kernelized, load_kernel, plan, report, unkernelize, versions
+    from kernelhub.api import (
+        check,
+        explain,
+        kernelize,
+        kernelized,
+        load_kernel,
+        plan,
+        report,
+        tune,
+        unkernelize,
+        versions,
+    )
     from kernelhub.config import KernelConfig
     from kernelhub.environment import Environment
     from kernelhub.errors import KernelHubError
@@ -30,6 +41,7 @@ __all__ = [
     "Mode",
     "Session",
     "__version__",
+    "check",
     "explain",
     "kernelize",
     "kernelized",
@@ -37,6 +49,7 @@ __all__ = [
     "loaded_kernels",
     "plan",
     "report",
+    "tune",
     "unkernelize",
     "use_kernel",
     "versions",
@@ -49,6 +62,7 @@ _HOMES = {
     "KernelRequest": "request",
     "Mode": "mode",
     "Session": "session",
+    "check": "api",
     "explain": "api",
     "kernelize": "api",
     "kernelized": "api",
@@ -56,6 +70,7 @@ _HOMES = {
     "loaded_kernels": "loader",
     "plan": "api",
     "report": "api",
+    "tune": "api",
     "unkernelize": "api",
     "use_kernel": "layers.marker",
     "versions": "api",

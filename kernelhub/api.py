@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kernelhub.checking.when import When, checked_selection
 from kernelhub.config import KernelConfig
 from kernelhub.environment import Environment
 from kernelhub.errors import NotCached
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from kernelhub.checking.outcome import CheckReport
+    from kernelhub.checking.tuning import Tuning
     from kernelhub.config import KernelChoice
     from kernelhub.layers.report import Report
     from kernelhub.resolution import Resolution
@@ -73,16 +76,21 @@ def load_kernel(
     """
     parsed = KernelRequest.parse(request).at(version=version, revision=revision)
     chosen = _session(session, offline)
-    build = chosen.obtain(chosen.resolve(parsed, backend=backend, trust=trust_remote_code, ahead=True))
-    return load(build) if parsed.symbol is None else symbol(build, parsed.symbol)
+    resolution = chosen.resolve(parsed, backend=backend, trust=trust_remote_code, ahead=True)
+    build = chosen.obtain(resolution)
+    with chosen.suggesting(resolution, backend=backend):
+        return load(build) if parsed.symbol is None else symbol(build, parsed.symbol)
 
 
 def kernelize(
     model: nn.Module,
-    config: KernelConfig | Mapping[str, Any],
+    config: KernelConfig | Mapping[Any, Any],
     mode: Mode | str | None = None,
     *,
     strict: bool = True,
+    check: str = "off",
+    select: str = "first",
+    inputs: Any = None,
     offline: bool | None = None,
     trust_remote_code: Trust = False,
     session: Session | None = None,
@@ -100,11 +108,21 @@ def kernelize(
             the ``training`` flag that the layer has then, and for torch.compile where that traces it.
         strict: True raises when an entry of the config matches no layer, or none of its layers can be served;
             False reports it instead. Integrity and trust failures raise in either case.
+        check: ``"bind"`` compares every kernel with its layer before anything is bound, on one run of the model;
+            ``"first:N"`` compares the first N calls of every bound layer and gives the layers of a kernel that fails
+            their own forward back, with one warning. ``"off"`` adds nothing to a call.
+        select: ``"fastest"`` measures the candidates of every entry on one run of the model and binds the fastest that
+            is right and clearly faster than the layer itself, or leaves the layer alone; decisions are kept in the
+            store and used again. ``"first"`` takes the first candidate.
+        inputs: what to call the model with for ``check="bind"`` and ``select="fastest"``: a dict, a tuple or a tensor;
+            made up for language models when None.
         offline, trust_remote_code, session: as in ``load_kernel``.
 
     Raises:
         UnknownLayer: an entry matches no layer of this model; the message suggests the nearest name.
         ContractMismatch: the kernel does not fit the layer; the message shows both signatures.
+        NumericsMismatch: (``check="bind"`` and strict) a kernel computes other numbers than its layer.
+        InputsNeeded: there have to be inputs, and none can be made up.
         KernelHubError: anything that ``load_kernel`` raises.
 
     Example:
@@ -113,9 +131,15 @@ def kernelize(
     """
     from kernelhub.layers import kernelize as binder  # noqa: PLC0415  # torch, which importing the API must not need
 
+    when, fastest = When.parse(check), checked_selection(select) == "fastest"
     chosen = _session(session, offline)
     kernels = _Kernels(chosen, trust_remote_code)
-    try:
+    judge = None
+    if when != When() or fastest:
+        from kernelhub.checking.choosing import Chooser  # noqa: PLC0415  # as above
+
+        judge = Chooser(chosen, when, inputs, fastest=fastest, strict=strict)
+    with kernels.naming_all_that_is_missing():
         binder.kernelize(
             model,
             _as_config(config),
@@ -123,16 +147,117 @@ def kernelize(
             load=kernels.load,
             backend_of=chosen.backend_of,
             strict=strict,
+            judge=judge,
         )
-    except NotCached as error:
-        raise NotCached.all_of([*kernels.missing(), error]) from error
+    if judge is not None:
+        judge.watch()
     return model
+
+
+def check(
+    model: nn.Module,
+    config: KernelConfig | Mapping[Any, Any],
+    inputs: Any = None,
+    mode: Mode | str | None = None,
+    *,
+    strict: bool = False,
+    offline: bool | None = None,
+    trust_remote_code: Trust = False,
+    session: Session | None = None,
+) -> CheckReport:
+    """Compare every kernel of ``config`` with the layer that it would replace; binds nothing.
+
+    The model runs once on its own forwards; each kind of call (layer, shapes, dtype) is then repeated with the plain
+    layer, the kernel, and the plain layer in float64, on the inputs of the call and on variations of them. A kernel may
+    be a few times as far from float64 as the plain layer itself is; ``docs/checking.md`` has the rule.
+
+    Args:
+        model: any torch module; what is bound in it stays bound.
+        config: a KernelConfig, or the mapping to build one from; all candidates of an entry are checked.
+        inputs: what to call the model with: a dict, a tuple or one tensor; made up for language models when None.
+        mode: as in ``kernelize``.
+        strict: raise at the first kernel that is wrong, or that cannot be loaded or fits no layer.
+        offline, trust_remote_code, session: as in ``load_kernel``.
+
+    Returns:
+        One row for each kernel, mode and kind of call; printable, exported by ``to_dict`` and ``to_json``; ``.ok``.
+
+    Raises:
+        NumericsMismatch: (strict) a kernel is wrong.
+        InputsNeeded: there have to be inputs, and none can be made up.
+        KernelHubError: (strict) anything that ``kernelize`` raises.
+
+    Example:
+        >>> print(check(model, {"RMSNorm": "builtin:RMSNorm"}))
+    """
+    from kernelhub.checking.choosing import Examiner  # noqa: PLC0415  # as above
+
+    examiner = Examiner(_session(session, offline), inputs, strict=strict)
+    _rehearse(examiner, model, config, mode, trust_remote_code)
+    return examiner.report
+
+
+def tune(
+    model: nn.Module,
+    config: KernelConfig | Mapping[Any, Any],
+    inputs: Any = None,
+    mode: Mode | str | None = None,
+    *,
+    again: bool = False,
+    offline: bool | None = None,
+    trust_remote_code: Trust = False,
+    session: Session | None = None,
+) -> Tuning:
+    """Measure every candidate of ``config`` beside the plain layer, and keep in the store which is the fastest.
+
+    A candidate has to pass ``check`` and be clearly faster than the plain layer for the shapes of ``inputs``; else the
+    plain layer wins. Binds nothing: ``kernelize(model, config, select="fastest")`` uses the decisions.
+
+    Args:
+        config: entries may have several candidates: ``{"RMSNorm": ["org/a:Norm", "org/b:Norm"]}``.
+        inputs: the shapes to measure for; made up for language models when None.
+        again: measure even where the store has a decision.
+        model, mode, offline, trust_remote_code, session: as in ``check``.
+
+    Returns:
+        One row for each layer, mode and candidate: seconds and peak bytes beside the plain layer's, and the choice.
+
+    Raises:
+        InputsNeeded: there have to be inputs, and none can be made up.
+
+    Example:
+        >>> print(tune(model, {"RMSNorm": ["builtin:RMSNorm", "kernels-community/liger-kernels@v3:LigerRMSNorm"]}))
+    """
+    from kernelhub.checking.choosing import Tuner  # noqa: PLC0415  # as above
+
+    tuner = Tuner(_session(session, offline), inputs, again=again)
+    _rehearse(tuner, model, config, mode, trust_remote_code)
+    return tuner.tuning
+
+
+def _rehearse(
+    judge: Any, model: nn.Module, config: KernelConfig | Mapping[Any, Any], mode: Mode | str | None, trust: Trust
+) -> None:
+    """Let a judge see what ``kernelize`` would decide."""
+    from kernelhub.layers import kernelize as binder  # noqa: PLC0415  # as above
+
+    kernels = _Kernels(judge.session, trust)
+    with kernels.naming_all_that_is_missing():
+        binder.rehearse(
+            model,
+            _as_config(config),
+            mode=_as_mode(mode),
+            load=kernels.load,
+            backend_of=judge.session.backend_of,
+            strict=judge.strict,
+            judge=judge,
+        )
 
 
 @contextmanager
 def kernelized(
     model: nn.Module,
-    config: KernelConfig | Mapping[str, Any],
+    config: KernelConfig | Mapping[Any, Any],
     mode: Mode | str | None = None,
     **options: Any,
 ) -> Iterator[nn.Module]:
@@ -166,7 +291,7 @@ def report(model: nn.Module) -> Report:
 
 def plan(
     model: nn.Module,
-    config: KernelConfig | Mapping[str, Any],
+    config: KernelConfig | Mapping[Any, Any],
     mode: Mode | str | None = None,
     *,
     offline: bool | None = None,
@@ -184,6 +309,17 @@ def plan(
         resolve=_Kernels(chosen, trust_remote_code).plan,
         backend_of=chosen.backend_of,
     )
+
+
+def load_choice(
+    choice: KernelChoice,
+    backend: str,
+    *,
+    trust_remote_code: Trust = False,
+    session: Session,
+) -> LoadedSymbol:
+    """The kernel that a choice of a config means, and where it comes from; errors as in ``load_kernel``."""
+    return _Kernels(session, trust_remote_code).load(choice, backend)
 
 
 def explain(
@@ -237,7 +373,7 @@ def _session(session: Session | None, offline: bool | None) -> Session:
     return session if offline is None else replace(session, offline=offline)
 
 
-def _as_config(config: KernelConfig | Mapping[str, Any]) -> KernelConfig:
+def _as_config(config: KernelConfig | Mapping[Any, Any]) -> KernelConfig:
     return config if isinstance(config, KernelConfig) else KernelConfig(config)
 
 
@@ -259,17 +395,23 @@ class _Kernels:
         resolution = self._resolution(choice, backend, ahead=True)
         build = self._once(("build", resolution.build), lambda: self._session.obtain(resolution))
         name = choice.request.symbol or ""
-        return LoadedSymbol(symbol(build, name), resolution.kernel, resolution.variant, name)
+        with self._session.suggesting(resolution, backend=backend):
+            return LoadedSymbol(symbol(build, name), resolution.kernel, resolution.variant, name)
 
     def plan(self, choice: KernelChoice, backend: str) -> PlannedSymbol:
         """What ``load`` would load."""
         resolution = self._resolution(choice, backend)
         return PlannedSymbol(resolution.kernel, resolution.variant, choice.request.symbol or "")
 
-    def missing(self) -> list[NotCached]:
-        """What an offline store turned out to lack, of everything that was asked for."""
-        failures = (future.exception() for future in self._futures.values() if future.done())
-        return [failure for failure in failures if isinstance(failure, NotCached)]
+    @contextmanager
+    def naming_all_that_is_missing(self) -> Iterator[None]:
+        """What an offline store turned out to lack, of everything that was asked for, becomes one error."""
+        try:
+            yield
+        except NotCached as error:
+            failures = (future.exception() for future in self._futures.values() if future.done())
+            missing = [failure for failure in failures if isinstance(failure, NotCached)]
+            raise NotCached.all_of([*missing, error]) from error
 
     def _resolution(self, choice: KernelChoice, backend: str, *, ahead: bool = False) -> Resolution:
         request = replace(choice.request, symbol=None)

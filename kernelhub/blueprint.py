@@ -52,8 +52,8 @@ def used_entries(path: Path, config: KernelConfig) -> KernelConfig:
     return KernelConfig(mapping, config.use_local_kernel, config.inherit_mapping)
 
 
-def build(path: Path) -> Any:
-    """The model that a configuration describes, on the meta device.
+def build(path: Path, device: str = "meta") -> Any:
+    """The model that a configuration describes, on the meta device, or on another one with random weights.
 
     Raises:
         InvalidConfig: as in ``used_entries``.
@@ -65,7 +65,7 @@ def build(path: Path) -> Any:
     try:
         config = transformers.AutoConfig.for_model(facts.pop("model_type", None), **facts)
         config._attn_implementation = "eager"
-        with torch.device("meta"):
+        with torch.device(device):
             named = _named_class(transformers, config)
             return named(config) if named else transformers.AutoModel.from_config(config, trust_remote_code=False)
     except Exception as error:  # whatever a model's code says about a configuration that it does not like

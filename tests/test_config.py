@@ -50,6 +50,7 @@ def test_each_documented_form_of_a_value_is_accepted(value: Any, text: str, trus
 
 @pytest.mark.parametrize("value", ["", None, {"cuda": ""}, {"cuda": None}])
 def test_an_empty_value_leaves_the_layer_alone(value: Any) -> None:
+    """REF huggingface/transformers#38905: it was all kernels or none."""
     config = KernelConfig({"RMSNorm": value})
     assert len(config) == 1
     assert chosen(config, "cuda") is None
@@ -149,7 +150,7 @@ def test_an_unreadable_value_is_refused_with_its_layer(value: Any, words: str) -
     assert "(from layer 'RMSNorm')" in str(caught.value)
 
 
-@pytest.mark.parametrize("layer", ["", "a b", "model..mlp", "model.", None, 5, ("RMSNorm", "MLP"), "x\n"])
+@pytest.mark.parametrize("layer", ["", "a b", "model..mlp", "model.", None, 5, "x\n"])
 def test_what_is_no_layer_name_is_refused(layer: Any) -> None:
     with pytest.raises(InvalidConfig, match="not a layer name; expected a name such as 'RMSNorm' or a path"):
         KernelConfig({layer: NORM})
@@ -262,6 +263,7 @@ RANGES = {"cuda>=9.0,<10": "org/hopper:Norm", "cuda>=8.0": "org/new:Norm", "cuda
     ],
 )
 def test_the_narrowest_range_of_capability_wins(capability: Release | None, repo: str) -> None:
+    """REF huggingface/kernels#106, #715: each caller checked the capability by hand."""
     (entry,) = KernelConfig({"RMSNorm": RANGES}).entries
     assert str(entry.choose("cuda", Mode.INFERENCE, capability)) == f"{repo}:Norm"
     assert entry.choose("rocm", Mode.INFERENCE, capability) is None

@@ -32,6 +32,7 @@ EXAMPLES: list[tuple[KernelHubError, str]] = [
     (errors.InvalidMetadata({}, "empty.", "JSON"), "invalid kernel metadata {}: empty; expected JSON"),
     (errors.InvalidPath("/x", "absolute"), "invalid file path in a kernel build '/x': absolute"),
     (errors.InvalidBundle("x.tar.gz", "truncated"), "invalid kernel bundle 'x.tar.gz': truncated"),
+    (errors.InvalidGolden("x.safetensors", "truncated"), "invalid golden file 'x.safetensors': truncated"),
     (errors.PrefetchFailed([("a/b", "gone")], 2), "1 of 2 could not be brought into the store\n  a/b: gone"),
     (errors.RanksDiffer("a/b v", {0: "aa", 1: "bb", 2: "aa"}), "rank 1 differs from rank 0 (sha256: rank 0 aa, rank 1"),
     (errors.RankFailed("loading", {1: "disk full"}), "failed on rank 1, so no rank goes on\n  rank 1: disk full"),
@@ -73,6 +74,7 @@ EXAMPLES: list[tuple[KernelHubError, str]] = [
     (errors.NoKernel("RMSNorm", "none is mapped"), "no kernel for layer 'RMSNorm': none is mapped"),
     (errors.ContractMismatch("model.norm", "RMSNorm", "a/b", "no weight"), "(RMSNorm): no weight"),
     (errors.NumericsMismatch("model.norm", "a/b", "0.5 off"), "other numbers than model.norm: 0.5 off"),
+    (errors.InputsNeeded("Sequential"), "cannot make up inputs for a Sequential"),
     (errors.BrokenFusion("norm + mlp", "one is late"), "norm + mlp run as one kernel, but one is late; leave this"),
 ]
 

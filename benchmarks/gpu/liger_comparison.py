@@ -1,19 +1,23 @@
-"""Train a Qwen3-0.6B-shaped model on one GPU: plain, with kernelhub's collection, and with liger-kernel's patching.
+"""Train a Qwen3-0.6B-shaped model on one GPU: plain, with kernelhub's collection, and with liger-kernel's functions.
 
-Every kernel of kernelhub comes by mapping strings (`KernelConfig.from_liger(source="builtin")`). Speed and memory are
-measured for whole training steps (forward, backward, AdamW) on random bfloat16 weights; the loss curve over 50 steps is
-compared with the plain model in float32. liger-kernel is left out where it cannot be imported; it patches its classes
-for the whole process, so it runs last.
+Every kernel of kernelhub comes by mapping strings: those of the shipped collection, and Liger's from a repository that
+wraps them (`liger_repository.py`), served by a Hub on this machine. liger-kernel's own patching runs beside them. Speed
+and memory are measured for whole training steps (forward, backward, AdamW) on random bfloat16 weights; the loss curve
+over 50 steps is compared with the plain model in float32. liger-kernel is left out where it cannot be imported; it
+patches its classes for the whole process, so it runs last.
 """
 
 import argparse
 import gc
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+import liger_repository
 import torch
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -52,6 +56,17 @@ def plain(model: nn.Module) -> nn.Module:
 def with_kernelhub(model: nn.Module) -> nn.Module:
     """Bind the layers that Liger's switches name."""
     return kernelhub.kernelize(model, kernelhub.KernelConfig.from_liger(**SWITCHES, source="builtin"))
+
+
+def with_liger_repository(model: nn.Module) -> nn.Module:
+    """Bind Liger's functions as a kernel repository from a Hub."""
+    from kernelhub.serve import LocalHub  # noqa: PLC0415  # needs packages that may be missing
+
+    with tempfile.TemporaryDirectory() as folder:
+        liger_repository.write(Path(folder) / "hub")
+        with LocalHub(Path(folder) / "hub") as hub:
+            session = kernelhub.Session(cache_dir=Path(folder) / "store", endpoint=hub.url, token=False)
+            return kernelhub.kernelize(model, liger_repository.MAPPING, session=session)
 
 
 def with_liger(model: nn.Module) -> nn.Module:
@@ -94,6 +109,7 @@ RUNS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "kernelhub, layers compiled": layers_compiled(with_kernelhub),
     "plain, compiled": compiled(plain),
     "plain, layers compiled": layers_compiled(plain),
+    "liger-kernel by kernelhub": with_liger_repository,
     "liger-kernel": with_liger,
 }
 

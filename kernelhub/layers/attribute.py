@@ -43,8 +43,9 @@ def lacking(
     used = [(name, spelled.get(name, name), is_tensor) for name, is_tensor in _used(kernel).items()]
 
     def check(module: nn.Module) -> str | None:
+        state, parameters = module.__dict__, module._parameters
         for name, own, is_tensor in used:
-            if module._parameters.get(own) is not None:
+            if (own in state and not is_tensor) or parameters.get(own) is not None:
                 continue
             value = getattr(module, own, _NOTHING)
             if value is _NOTHING:

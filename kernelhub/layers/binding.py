@@ -26,23 +26,25 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from kernelhub.layers.fusing import Fused
     from kernelhub.layers.report import Report, Row
 
 RECORD = "_kernelhub"
 FORWARD = "forward"
 LOSS = "_loss_function"
 _HOOKED_FORWARD = "_old_forward"
-_HOOK = "_hf_hook"
+HOOK = "_hf_hook"
 
 _logger = logging.getLogger("kernelhub")
 
 
 @dataclass(eq=False, slots=True)  # not frozen: there may be thousands, and freezing triples what one costs
 class BoundLayer:
-    """What kernelhub left in one module.
+    """What kernelhub left in one module; layers that are bound alike share one, so it is never changed.
 
     ``slot`` is the key of ``__dict__`` that holds the bound ``forward`` (empty: none was bound here), ``before`` what
-    it held earlier (None: nothing), ``rows`` the facts for the report, ``report`` that of the model rooted here.
+    it held earlier (None: nothing), ``rows`` the facts for the report without the module's name, ``report`` that of the
+    model rooted here, ``fused`` what it shares with the other layers that the same kernel replaces.
     """
 
     slot: str = ""
@@ -50,9 +52,10 @@ class BoundLayer:
     before: Any = None
     rows: tuple[Row, ...] = ()
     report: Report | None = None
+    fused: Fused | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BoundLayer:
-        return replace(self, before=copy.deepcopy(self.before, memo))
+        return replace(self, before=copy.deepcopy(self.before, memo), fused=copy.deepcopy(self.fused, memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the slot to empty when cleaning up; a slot that was in use keeps its unpickled forward."""
@@ -63,6 +66,12 @@ def record_of(module: nn.Module) -> BoundLayer | None:
     """The record of a module; None where kernelhub left nothing, or only the leftovers of a pickle."""
     record = vars(module).get(RECORD)
     return record if isinstance(record, BoundLayer) else None
+
+
+def fused_of(module: nn.Module) -> Fused | None:
+    """What a module shares with the other layers that one kernel replaces, if it is one of them."""
+    record = record_of(module)
+    return None if record is None else record.fused
 
 
 def is_bound(module: nn.Module) -> bool:
@@ -77,7 +86,7 @@ def is_bound(module: nn.Module) -> bool:
 def occupied(module: nn.Module) -> str | None:
     """Why a module cannot be bound although a kernel may fit, or None: something else replaced its forward."""
     state = module.__dict__
-    if FORWARD not in state and _HOOK not in state:
+    if FORWARD not in state and HOOK not in state:
         return None
     record = record_of(module)
     forward = state.get(_slot(module))
@@ -88,12 +97,18 @@ def occupied(module: nn.Module) -> str | None:
     return f"its forward was already replaced on the instance (by {name}), undo that first"
 
 
-def bind(module: nn.Module, forward: FunctionType, rows: tuple[Row, ...] = ()) -> None:
+def bind(module: nn.Module, forward: FunctionType, rows: tuple[Row, ...] = (), fused: Fused | None = None) -> None:
     """Let ``module`` run ``forward(module, ...)`` until ``unbind``. The module must not be bound yet."""
+    bind_as(module, BoundLayer(FORWARD, forward, None, rows, None, fused))
+
+
+def bind_as(module: nn.Module, record: BoundLayer) -> None:
+    """``bind`` as a record says, which may be that of other modules too."""
     state = module.__dict__
-    slot = _slot(module) if _HOOK in state else FORWARD
-    record = BoundLayer(slot, forward, state.get(slot), rows)
-    state[slot] = MethodType(forward, module)
+    if HOOK in state or FORWARD in state:
+        slot = _slot(module)
+        record = replace(record, slot=slot, before=state.get(slot))
+    state[record.slot] = MethodType(record.forward, module)  # type: ignore[arg-type]  # a function, for a forward
     state[RECORD] = record
 
 
@@ -109,20 +124,32 @@ class BoundLoss:
 
     def __init__(self, kernel: Callable[..., Any], original: Callable[..., Any], *, compiles: bool) -> None:
         self._kernel = kernel
-        self._original = original
+        self.original = original
         self._compiles = compiles
         self.__name__ = original.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() and not self._compiles:
-            return self._original(*args, **kwargs)
+            return self.original(*args, **kwargs)
         return self._kernel(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BoundLoss:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return copy.copy, (self._original,)  # copying a function gives the function
+        return copy.copy, (self.original,)  # copying a function gives the function
+
+
+def exchange(module: nn.Module, forward: FunctionType | BoundLoss) -> None:
+    """Let a bound module run another forward from now on; ``unbind`` stays the inverse of ``bind``.
+
+    Does nothing where the bound forward is not in its place any more.
+    """
+    record = record_of(module)
+    slot = None if record is None else _slot_in_use(module, record)
+    if record is not None and slot is not None:
+        vars(module)[slot] = forward if isinstance(forward, BoundLoss) else MethodType(forward, module)
+        vars(module)[RECORD] = replace(record, forward=forward)
 
 
 def keep_report(model: nn.Module, report: Report) -> None:
@@ -139,6 +166,8 @@ def unbind(module: nn.Module) -> None:
     state = vars(module)
     bound = is_bound(module)
     record = state.pop(RECORD, None)
+    if isinstance(record, BoundLayer) and record.fused is not None:
+        record.fused.part()
     if isinstance(record, str):
         state.pop(record, None)
     elif record is not None and record.forward is not None and not _restore(module, record):
@@ -175,7 +204,7 @@ def _restore(module: nn.Module, record: BoundLayer) -> bool:
 
 
 def _slot(module: nn.Module) -> str:
-    hooked = _HOOK in vars(module) and _HOOKED_FORWARD in vars(module)
+    hooked = HOOK in vars(module) and _HOOKED_FORWARD in vars(module)
     return _HOOKED_FORWARD if hooked else FORWARD
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     Forward = Callable[..., Any]
 
 _HEAD = "lm_head"
+_PARAMETER = nn.Parameter
+_TENSOR = torch.Tensor
 
 
 def by_mode(inference: Forward, training: Forward, inference_compiled: Forward, training_compiled: Forward) -> Forward:
@@ -75,7 +77,16 @@ def when_whole(kernel: Forward, own: Forward) -> Forward:
 
     @functools.wraps(kernel)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if _is_split(self, args, kwargs):
+        # Written out, as it runs at every call: most values are plain tensors, and most layers have no layers inside.
+        for value in args:
+            if type(value) is not _TENSOR and is_split(value):
+                return own(self, *args, **kwargs)
+        if kwargs and any(map(is_split, kwargs.values())):
+            return own(self, *args, **kwargs)
+        for weight in self._parameters.values():
+            if weight is not None and is_split(weight):
+                return own(self, *args, **kwargs)
+        if self._modules and _has_split_head(self):
             return own(self, *args, **kwargs)
         return kernel(self, *args, **kwargs)
 
@@ -107,7 +118,7 @@ def among_processes() -> bool:
 def has_split_weight(module: nn.Module) -> bool:
     """Is a weight sharded or empty already?"""
     for weight in module._parameters.values():
-        if weight is not None and (type(weight) is not nn.Parameter or weight.numel() == 0) and is_split(weight):
+        if weight is not None and (type(weight) is not _PARAMETER or weight.numel() == 0) and is_split(weight):
             return True
     return False
 
@@ -126,18 +137,8 @@ def is_split(value: object) -> bool:
     return isinstance(value, torch.Tensor) and hasattr(value, "placements")
 
 
-def _is_split(module: nn.Module, args: Iterable[object], kwargs: dict[str, object]) -> bool:
-    # Plain loops: this is asked at every call.
-    for value in args:
-        if type(value) is not torch.Tensor and is_split(value):
-            return True
-    for value in kwargs.values():
-        if type(value) is not torch.Tensor and is_split(value):
-            return True
-    for weight in module._parameters.values():
-        if weight is not None and is_split(weight):
-            return True
-    head = module._modules.get(_HEAD) if module._modules else None
+def _has_split_head(module: nn.Module) -> bool:
+    head = module._modules.get(_HEAD)
     return head is not None and any(is_split(weight) for weight in head._parameters.values())
 
 

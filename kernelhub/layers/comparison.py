@@ -90,7 +90,9 @@ def compare_numbers(plain: nn.Module, bound: nn.Module, batch: Batch) -> list[De
 
 
 def _own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    loss: torch.Tensor = model(**batch).loss
+    """The loss that a model computes by itself, or the mean of its output where it computes none."""
+    output = model(**batch)
+    loss: torch.Tensor = output.float().mean() if isinstance(output, torch.Tensor) else output.loss
     return loss
 
 
@@ -146,8 +148,8 @@ class _Trainer:
 
     def step(self) -> Any:
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self._model(**self._batch).loss
-        loss.backward()
+        loss = _own_loss(self._model, self._batch)
+        torch.autograd.backward(loss)
         self._optimizer.step()
         return loss
 

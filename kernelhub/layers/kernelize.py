@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
-from kernelhub.errors import UnknownLayer, VerificationError, did_you_mean
-from kernelhub.layers import binding, choosing
-from kernelhub.layers.decision import LEFT_ALONE, NO_ERRORS, NO_KERNELS, Decider, Decision, Kernel, settle
+from kernelhub.errors import KernelHubError, UnknownLayer, VerificationError, did_you_mean
+from kernelhub.layers import binding, joint
+from kernelhub.layers.binder import Binder
+from kernelhub.layers.decider import Decider
+from kernelhub.layers.decision import Decision, settle
 from kernelhub.layers.discovery import ROOT, discover, function_modules, walk
+from kernelhub.layers.outcome import LEFT_ALONE, NO_ERRORS
 from kernelhub.layers.report import Report, Row
-from kernelhub.mode import SERVED, Mode
+from kernelhub.mode import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from kernelhub.layers.symbol import LoadedSymbol, PlannedSymbol
 
     Load = Callable[[KernelChoice, str], LoadedSymbol]
+    # Given the decisions for each candidate of the config: those to bind.
+    Judge = Callable[[nn.Module, Sequence[Sequence[Decision]]], Sequence[Decision]]
     Resolve = Callable[[KernelChoice, str], PlannedSymbol]
     BackendOf = Callable[[torch.device], str]
 
@@ -42,6 +47,7 @@ def kernelize(
     load: Load,
     backend_of: BackendOf,
     strict: bool = True,
+    judge: Judge | None = None,
 ) -> Report:
     """Bind the kernels of ``config`` to the layers of ``model``, in place; what was bound before is replaced.
 
@@ -53,6 +59,8 @@ def kernelize(
         load: brings the symbol for a choice and a backend name; called once for each pair.
         backend_of: names the backend of a device (``cuda`` may mean ROCm).
         strict: raise when an entry means no layer, or fits none of those that it means; else skip with the reason.
+        judge: has the last word, before anything is bound: it sees what was decided for the first candidate of every
+            entry, for the second, and so on. When None the first candidates are bound.
 
     Raises:
         UnknownLayer: (strict) an entry means no layer of this model.
@@ -63,24 +71,58 @@ def kernelize(
     walked = list(walk(model))
     earlier = _suspended(walked)
     try:
-        current = _mode_of(walked)
-        decider = Decider(
-            model,
-            mode,
-            backend_of,
-            load,
-            lambda error: not isinstance(error, VerificationError),
-            current=current,
-        )
-        rows, decisions = _decide(config, discover(model, config.entries, walked), decider, mode or current, strict)
-        _Binder().bind_all(decisions)
-        result = Report((*rows, *(row for decision in decisions for row in decision.rows)))
+        rows, decisions = _decided(model, config, walked, mode, load, backend_of, strict, judge)
+        Binder().bind_all(model, decisions)
+        result = Report(_rows_later(rows, decisions))
         binding.keep_report(model, result)
     except BaseException:
         _resume(model, earlier)
         raise
-    _log(model, result)
+    _log(model, result, decisions)
     return result
+
+
+def rehearse(
+    model: nn.Module,
+    config: KernelConfig,
+    *,
+    mode: Mode | None = None,
+    load: Load,
+    backend_of: BackendOf,
+    strict: bool = True,
+    judge: Judge,
+) -> None:
+    """Let ``judge`` see what ``kernelize`` would decide, with nothing bound meanwhile; the model is left as it was."""
+    walked = list(walk(model))
+    earlier = _suspended(walked)
+    try:
+        _decided(model, config, walked, mode, load, backend_of, strict, judge)
+    finally:
+        _resume(model, earlier)
+
+
+def _decided(
+    model: nn.Module,
+    config: KernelConfig,
+    walked: Sequence[tuple[str, nn.Module]],
+    mode: Mode | None,
+    load: Load,
+    backend_of: BackendOf,
+    strict: bool,
+    judge: Judge | None,
+) -> tuple[list[Row], list[Decision]]:
+    current = _mode_of(walked)
+    discovery = discover(model, config.entries, walked)
+
+    def decide(part: KernelConfig, *, strict: bool) -> tuple[list[Row], list[Decision]]:
+        decider = Decider(model, mode, backend_of, load, _forgiven, current=current)
+        return _decide(part, discovery, decider, mode or current, strict)
+
+    if strict:
+        _refuse_unknown(config, discovery)
+    if judge is None:
+        return decide(config, strict=strict)
+    return _judged(judge, model, config, decide, strict=strict)
 
 
 @contextmanager
@@ -107,7 +149,12 @@ def plan(
     current = mode_of(model)
     decider = Decider(model, mode, backend_of, resolve, lambda error: True, current=current)
     rows, decisions = _decide(config, discover(model, config.entries), decider, mode or current, strict=False)
-    return Report((*rows, *(row for decision in decisions for row in decision.rows)))
+    return Report(_rows_later(rows, decisions))
+
+
+def forward_of(decision: Decision) -> FunctionType:
+    """What the layer of a decision would run if it were bound now."""
+    return Binder().forward(decision)
 
 
 def unkernelize(model: Model) -> Model:
@@ -138,9 +185,6 @@ def _decide(
     config: KernelConfig, discovery: Discovery, decider: Decider, mode: Mode, strict: bool
 ) -> tuple[list[Row], list[Decision]]:
     unknown = [entry for entry in config.entries if not discovery.targets[entry.layer]]
-    missed = [entry.layer for entry in unknown if not entry.is_optional]
-    if missed and strict:
-        raise UnknownLayer(missed[0], discovery.names)
     paths = {entry.layer for entry in config.entries if entry.is_path}
     pairs = [
         (entry, target)
@@ -152,6 +196,12 @@ def _decide(
     if strict:
         _refuse_idle(config, decisions)
     return [_unknown_row(entry.layer, discovery.names, mode) for entry in unknown], settle(decisions)
+
+
+def _refuse_unknown(config: KernelConfig, discovery: Discovery) -> None:
+    for entry in config.entries:
+        if not discovery.targets[entry.layer] and not entry.is_optional:
+            raise UnknownLayer(entry.layer, discovery.names)
 
 
 def _refuse_idle(config: KernelConfig, decisions: Sequence[Decision]) -> None:
@@ -173,6 +223,27 @@ def _refuse_idle(config: KernelConfig, decisions: Sequence[Decision]) -> None:
                 raise found[0]
 
 
+def _judged(
+    judge: Judge,
+    model: nn.Module,
+    config: KernelConfig,
+    decide: Callable[..., tuple[list[Row], list[Decision]]],
+    *,
+    strict: bool,
+) -> tuple[list[Row], list[Decision]]:
+    """What a judge makes of the decisions for the candidates; it is no error that one of several does not fit."""
+    candidates = config.candidates()
+    alone = len(candidates) == 1
+    rounds = [decide(each, strict=strict and alone) for each in candidates]
+    if strict and not alone:
+        _refuse_idle(config, [decision for _, decisions in rounds for decision in decisions])
+    return rounds[0][0], list(judge(model, [decisions for _, decisions in rounds]))
+
+
+def _forgiven(error: KernelHubError) -> bool:
+    return not isinstance(error, VerificationError)
+
+
 def _unknown_row(layer: str, names: Sequence[str], mode: Mode) -> Row:
     reason = f"no layer of this model answers to {layer!r}{did_you_mean(layer, names)}"
     return Row("", layer, reason=reason, mode=mode.value)
@@ -186,115 +257,24 @@ def _resume(model: nn.Module, earlier: Iterable[tuple[nn.Module, Mapping[str, An
     unkernelize(model)
     for module, state in earlier:
         vars(module).update(state)
+    fusions = [fused for module, _ in earlier if (fused := binding.fused_of(module)) is not None]
+    if fusions:
+        elsewhere = joint.addresses_in_use(list(model.parameters()))
+        for fused in dict.fromkeys(fusions):
+            fused.join(elsewhere)
 
 
-class _Guards(NamedTuple):
-    """What is put around a kernel, and the forward that it makes way for."""
+def _rows_later(rows: Sequence[Row], decisions: Sequence[Decision]) -> Callable[[], tuple[Row, ...]]:
+    """The rows of a report, without a reference to the model: few calls read them all."""
+    targets = [decision.target for decision in decisions]
+    titles = [target.path if target.siblings is None else target.title for target in targets]
+    facts = [decision.facts for decision in decisions]
 
-    original: Any
-    sharded: bool
-    on_device: bool
+    def made() -> tuple[Row, ...]:
+        told = (fact._replace(module=title or ROOT) for title, each in zip(titles, facts, strict=True) for fact in each)
+        return (*rows, *told)
 
-
-class _Binder:
-    """Binds what was decided. Modules with the same kernels share one function, which torch.compile compiles once."""
-
-    def __init__(self) -> None:
-        self._forwards: dict[tuple[object, ...], FunctionType] = {}
-        self._among_processes = choosing.among_processes()
-        self._several_devices = choosing.several_cuda_devices()
-
-    def bind_all(self, decisions: Iterable[Decision]) -> None:
-        accepted: dict[int, list[Decision]] = {}
-        for decision in decisions:
-            if decision.kernels is not NO_KERNELS:
-                accepted.setdefault(id(decision.target.module), []).append(decision)
-        for group in accepted.values():
-            first = group[0]
-            module = first.target.module
-            if first.is_loss:
-                binding.bind_loss(module, _loss(first, module), first.rows)
-            elif len(group) == 1:
-                forward = self._forward(module, group, (id(first.kernels), first.target.function))
-                binding.bind(module, forward, first.rows)
-            else:
-                key = tuple([(id(decision.kernels), decision.target.function) for decision in group])
-                rows = tuple([row for decision in group for row in decision.rows])
-                binding.bind(module, self._forward(module, group, key), rows)
-
-    def _forward(self, module: nn.Module, group: Sequence[Decision], kernels: tuple[object, ...]) -> FunctionType:
-        """The function for these kernels: decisions about layers of one class share the tuple ``kernels`` names."""
-        sharded = self._among_processes or choosing.has_split_weight(module)
-        on_device = self._several_devices and _on_cuda(module)
-        key = (type(module), sharded, on_device, kernels)
-        forward = self._forwards.get(key)
-        if forward is None:
-            guards = _Guards(type(module).forward, sharded, on_device)
-            forward = self._forwards[key] = self._same(guards, group)
-        return forward
-
-    def _same(self, guards: _Guards, group: Sequence[Decision]) -> FunctionType:
-        """The function for these kernels, which two classes with one forward share too."""
-        functions = tuple(decision.target.function for decision in group)
-        key = (guards, functions, *(decision.kernels for decision in group))
-        if key not in self._forwards:
-            self._forwards[key] = _switching(guards, group)
-        return self._forwards[key]
-
-
-def _loss(decision: Decision, model: nn.Module) -> binding.BoundLoss:
-    original: Any = model.loss_function
-    eager, compiled = (decision.kernels[SERVED.index(mode)] for mode in (Mode.TRAINING, Mode.TRAINING_COMPILE))
-    kernel = eager or compiled
-    assert kernel is not None
-    function = kernel.value() if isinstance(kernel.value, type) else kernel.value
-    return binding.BoundLoss(function, original, compiles=compiled is not None)
-
-
-def _switching(guards: _Guards, group: Sequence[Decision]) -> FunctionType:
-    """The forward for a group of decisions about one module: one kernel's, or one that picks among them."""
-    made: dict[tuple[Kernel | None, ...], Callable[..., Any]] = {}
-    for kernels in zip(*(decision.kernels for decision in group), strict=True):
-        if kernels not in made:
-            made[kernels] = _guarded(guards, _plain(guards, group, kernels))
-    forwards = (made[kernels] for kernels in zip(*(decision.kernels for decision in group), strict=True))
-    return binding.named_forward(cast("FunctionType", choosing.by_mode(*forwards)))
-
-
-def _plain(guards: _Guards, group: Sequence[Decision], kernels: Sequence[Kernel | None]) -> Callable[..., Any]:
-    """What a module runs in one mode: its own forward, one with other functions inside, or that of a kernel."""
-    pairs = [
-        (decision.target.function, kernel)
-        for decision, kernel in zip(group, kernels, strict=True)
-        if kernel is not None
-    ]
-    original = cast("FunctionType", guards.original)
-    if not pairs:
-        return original
-    if pairs[0][0]:
-        replaced = {function: kernel.value for function, kernel in pairs}
-        return binding.forward_calling(original, replaced)
-    kernel = pairs[0][1]
-    if not isinstance(kernel.value, type):
-        return binding.forward_from(kernel.value)
-    forward = cast("FunctionType", kernel.value.forward)  # type: ignore[attr-defined]
-    if kernel.spelled:
-        forward = binding.spelling(forward, dict(kernel.spelled))
-    return binding.answering_as(binding.named_forward(forward), original)
-
-
-def _guarded(guards: _Guards, forward: Callable[..., Any]) -> Callable[..., Any]:
-    original: Callable[..., Any] = guards.original
-    if forward is original:
-        return original
-    if guards.on_device:
-        forward = choosing.on_device_of_tensors(forward)
-    return choosing.when_whole(forward, original) if guards.sharded else forward
-
-
-def _on_cuda(module: nn.Module) -> bool:
-    first = next(module.parameters(), None)
-    return first is None or first.is_cuda
+    return made
 
 
 def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -324,7 +304,8 @@ def _recorded(walked: Iterable[tuple[str, nn.Module]]) -> list[nn.Module]:
 def _live_rows(path: str, module: nn.Module) -> Iterator[Row]:
     record = binding.record_of(module)
     if record is not None and binding.is_bound(module):
-        yield from (row._replace(module=path or ROOT) for row in record.rows)
+        title = path if record.fused is None else record.fused.titled(path)
+        yield from (row._replace(module=title or ROOT) for row in record.rows)
 
 
 def _stored_rows(path: str, module: nn.Module) -> Iterator[Row]:
@@ -335,7 +316,11 @@ def _stored_rows(path: str, module: nn.Module) -> Iterator[Row]:
         yield row._replace(module=known if row.module else "")
 
 
-def _log(model: nn.Module, result: Report) -> None:
+def _log(model: nn.Module, result: Report, decisions: Sequence[Decision]) -> None:
     """One line a model; a warning when kernels were asked for and not one is bound."""
-    idle = not result.bound and any(row.reason != LEFT_ALONE for row in result.skipped)
-    _logger.log(logging.WARNING if idle else logging.INFO, "%s: %s", type(model).__name__, result.summary)
+    idle = not any(decision.accepted for decision in decisions) and any(
+        row.reason != LEFT_ALONE for row in result.skipped
+    )
+    level = logging.WARNING if idle else logging.INFO
+    if _logger.isEnabledFor(level):
+        _logger.log(level, "%s: %s", type(model).__name__, result.summary)

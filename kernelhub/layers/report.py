@@ -6,11 +6,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 State = Literal["bound", "would bind", "postponed", "skipped"]
 
@@ -40,11 +39,31 @@ class Row(NamedTuple):
     note: str = ""
 
 
-@dataclass(frozen=True)
 class Report(Sequence[Row]):
     """The rows of one model, in the order of its config; ``str(report)`` is a table for people."""
 
-    rows: tuple[Row, ...] = ()
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: tuple[Row, ...] | Callable[[], tuple[Row, ...]] = ()) -> None:
+        self._rows = rows
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        if not isinstance(self._rows, tuple):
+            self._rows = self._rows()  # written when first read: a big model has thousands
+        return self._rows
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Report) and self.rows == other.rows
+
+    def __hash__(self) -> int:
+        return hash(self.rows)
+
+    def __repr__(self) -> str:
+        return f"Report(rows={self.rows!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Report, (self.rows,)
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
@@ -88,7 +107,7 @@ class Report(Sequence[Row]):
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
-        lines = _table([_HEADINGS, *map(_cells, _grouped(self.rows))]) if self.rows else []
+        lines = table([_HEADINGS, *map(_cells, _grouped(self.rows))]) if self.rows else []
         return "\n".join([*lines, self.summary])
 
 
@@ -110,7 +129,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     return tuple(one_line(cell) or "-" for cell in cells)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of text as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from kernelhub.layers import attention
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -67,8 +69,9 @@ STRUCTURES: dict[str, Callable[[nn.Module], bool | str]] = {
     "FusedLinearCrossEntropy": _is_causal_lm,
 }
 
-# Layer names that stand for a function which the forward of a layer calls, with the function's name there.
-FUNCTIONS = {"rotary_pos_emb": "apply_rotary_pos_emb"}
+# Layer names that stand for a function which the forward of a layer calls, with the function's name there; for
+# attention it is the table in which the forward looks the function up.
+FUNCTIONS = {"rotary_pos_emb": "apply_rotary_pos_emb", attention.LAYER: attention.TABLE}
 
 
 def calls_function(module: nn.Module, name: str) -> bool | str:

@@ -9,7 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernelhub.config import KernelChoice, KernelConfig
 from kernelhub.errors import ContractMismatch, DigestMismatch, NotCached, VerificationError
-from kernelhub.layers.decision import Decider, Decision, settle
+from kernelhub.layers.decider import Decider
+from kernelhub.layers.decision import Decision, settle
 from kernelhub.layers.discovery import Target, discover
 from kernelhub.layers.report import Row
 from kernelhub.mode import Mode

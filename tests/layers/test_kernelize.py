@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from kernelhub import errors
 from kernelhub.config import KernelChoice, KernelConfig
+from kernelhub.environment import Environment
 from kernelhub.errors import ContractMismatch, DigestMismatch, NotCached, UnknownLayer
 from kernelhub.layers import kernelize as module_under_test
 from kernelhub.layers.kernelize import mode_of, plan, report, unkernelize
@@ -18,6 +20,9 @@ from layers.tiny_model import anatomy, gradients, hook_counts, logits, tiny
 
 @pytest.mark.parametrize("family", ["Qwen3", "Llama", "Mistral"])
 def test_a_kernelized_model_computes_the_same_forward_and_backward(family: str) -> None:
+    """REF linkedin/Liger-Kernel#257, #268, #279; QwenLM/Qwen3#921: modules were replaced without their weights, and the
+    loss never fell.
+    """
     model = tiny(family)
     parameters = dict(model.named_parameters())
     expected, expected_gradients = logits(model), gradients(model)
@@ -49,6 +54,7 @@ def test_unkernelize_leaves_no_trace() -> None:
 
 
 def test_a_second_model_of_the_same_class_is_untouched() -> None:
+    """REF linkedin/Liger-Kernel#242: patching a class changed teacher and student alike."""
     first, second = tiny(), tiny()
     before, expected = anatomy(second), logits(second)
     kernelize(first, {"RMSNorm": "org/repo:TripleRMSNorm", "rotary_pos_emb": "org/repo:no_rotary"})
@@ -64,6 +70,7 @@ def test_one_config_serves_two_models() -> None:
 
 
 def test_a_typo_raises_and_suggests_the_layer_name() -> None:
+    """REF huggingface/kernels#61, #796: a name that nothing answers to was ignored."""
     model = tiny()
     before = anatomy(model)
     with pytest.raises(UnknownLayer, match="'RMSNrom', did you mean 'RMSNorm'"):
@@ -80,6 +87,7 @@ def test_a_typo_is_a_skipped_row_when_not_strict() -> None:
 
 
 def test_an_entry_that_fits_nothing_raises_with_both_signatures() -> None:
+    """REF huggingface/kernels#143: "different number of arguments", without saying of what."""
     model = tiny()
     before = anatomy(model)
     with pytest.raises(ContractMismatch) as caught:
@@ -91,6 +99,7 @@ def test_an_entry_that_fits_nothing_raises_with_both_signatures() -> None:
 
 
 def test_gemma_norms_are_refused_by_a_llama_kernel() -> None:
+    """REF huggingface/transformers#33195: a kernel that lacks what the model needs gave gibberish."""
     with pytest.raises(ContractMismatch, match=r"GemmaRMSNorm.*self\.variance_epsilon"):
         kernelize(tiny("Gemma"), {"RMSNorm": "org/repo:RMSNorm"})
     result = kernelize(tiny("Gemma"), {"RMSNorm": "org/repo:RMSNorm"}, strict=False)
@@ -98,6 +107,7 @@ def test_gemma_norms_are_refused_by_a_llama_kernel() -> None:
 
 
 def test_two_mlps_of_one_class_with_other_activations_end_one_bound_and_one_skipped() -> None:
+    """REF huggingface/transformers#48335; huggingface/kernels#796: a SiLU kernel served a GELU model."""
     for key in ("model.layers.*.mlp", "SwiGLUMLP", "MLP"):
         model = tiny()
         model.model.layers[1].mlp.act_fn = nn.GELU()
@@ -110,6 +120,7 @@ def test_two_mlps_of_one_class_with_other_activations_end_one_bound_and_one_skip
 
 
 def test_path_entries_win_over_names_and_may_leave_a_layer_alone() -> None:
+    """REF huggingface/transformers#38905: single kernels, to find the one that is wrong."""
     result = kernelize(
         tiny(),
         {
@@ -201,7 +212,7 @@ def test_an_error_while_binding_leaves_the_model_as_it_was(monkeypatch: pytest.M
 
     model = tiny()
     before = anatomy(model)
-    bind, bound = binding.bind, []
+    bind, bound = binding.bind_as, []
 
     def bind_three(module: nn.Module, *rest: Any) -> None:
         if len(bound) == 3:
@@ -209,7 +220,7 @@ def test_an_error_while_binding_leaves_the_model_as_it_was(monkeypatch: pytest.M
         bound.append(module)
         bind(module, *rest)
 
-    monkeypatch.setattr(binding, "bind", bind_three)
+    monkeypatch.setattr(binding, "bind_as", bind_three)
     with pytest.raises(KeyboardInterrupt):
         kernelize(model, EVERYTHING)
     assert anatomy(model) == before
@@ -220,6 +231,37 @@ def failing(error: Exception) -> Any:
         raise error
 
     return fail
+
+
+REFUSED = [
+    errors.UntrustedPublisher("org/repo", "org", "unknown"),
+    errors.DigestMismatch("b", "p", "differs"),
+    errors.UnsignedKernel("b", "unsigned", "a signature"),
+    errors.BadSignature("b", "for another build"),
+    errors.OlderBuild("b", "org/repo", "1", "2"),
+    errors.ChangedKernel("b", "org/repo@v1", "a" * 40, "b" * 40),
+    errors.PinMismatch("org/repo", "a" * 40, "b" * 40, "kernelhub.toml"),
+]
+UNSERVED = [
+    errors.NoCompatibleVariant("org/repo", "v1", Environment.parse("torch=2.13")),
+    errors.InvalidBackend("rocm", "not available in this process"),
+    errors.MissingDependency("b", "einops", "einops", "einops"),
+]
+
+
+@pytest.mark.parametrize("error", [*REFUSED, *UNSERVED], ids=lambda error: type(error).__name__)
+def test_r_45_the_own_forward_serves_only_where_there_is_no_kernel_and_the_user_allows_it(error: Exception) -> None:
+    mapping = {"RMSNorm": "org/repo:RMSNorm"}
+    with pytest.raises(type(error)):
+        kernelize(tiny(), mapping, load=failing(error))
+    optional = {"RMSNorm": ("org/repo:RMSNorm", {"optional": True})}
+    for allowed, strict in ((mapping, False), (optional, True)):
+        if error in REFUSED:
+            with pytest.raises(type(error)):
+                kernelize(tiny(), allowed, load=failing(error), strict=strict)
+        else:
+            result = kernelize(tiny(), allowed, load=failing(error), strict=strict)
+            assert {row.reason for row in result} == {str(error)}
 
 
 def test_load_errors_raise_or_are_reported_but_trust_errors_always_raise() -> None:
@@ -282,6 +324,22 @@ def test_plan_turns_every_error_into_a_reason_and_sees_through_bound_kernels() -
 def test_one_log_line_a_model_warns_when_nothing_asked_for_was_bound(
     mapping: Any, level: int, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """REF huggingface/transformers#46755: kernels were on, nothing was replaced, and nobody was told."""
     with caplog.at_level(logging.INFO, logger="kernelhub"):
         kernelize(tiny(), mapping)
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [(level, line)]
+
+
+def test_what_is_left_alone_is_told_once_and_not_at_all_when_switched_off(caplog: pytest.LogCaptureFixture) -> None:
+    """REF huggingface/transformers#48185: a slow path without a sign, or with one at every call."""
+    mapping = {"RMSNorm": {"cuda": "org/repo:RMSNorm"}}
+    with caplog.at_level(logging.INFO, logger="kernelhub"):
+        model = tiny()
+        kernelize(model, mapping)
+        for _ in range(3):
+            logits(model)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    caplog.clear()
+    with caplog.at_level(logging.ERROR, logger="kernelhub"):
+        kernelize(tiny(), mapping)
+    assert caplog.records == []

@@ -132,6 +132,9 @@ def test_the_rows_tell_the_modes_of_each_kernel() -> None:
     ],
 )
 def test_the_documented_order_of_modes_holds_for_every_call(entries: dict[str, str], values: tuple[int, ...]) -> None:
+    """REF linkedin/Liger-Kernel#174; huggingface/kernels-community#270, #272: torch.compile met kernels that it cannot
+    trace; they are not traced.
+    """
     model = bound({"cpu": {mode: symbol and f"org/repo:{symbol}" for mode, symbol in entries.items()}})
     x = torch.ones(())
     torch._dynamo.reset()
