@@ -43,9 +43,9 @@ def test_what_is_leased_is_not_free_until_the_lease_is_dropped(path: Path) -> No
     assert is_free(path.with_name("gone"))
 
 
-def open_files(path: Path) -> list[str]:
+def open_files(path: Path) -> list[Path]:
     """The descriptors of this process that are open on a file. Other files of the process come and go meanwhile."""
-    return [name for name in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{name}") == str(path)]
+    return [handle for handle in Path("/proc/self/fd").iterdir() if os.path.realpath(handle) == str(path)]
 
 
 def test_many_leases_of_one_file_take_one_open_file(path: Path) -> None:

@@ -23,7 +23,8 @@ HEAVY = ("torch", "transformers", "huggingface_hub")
 # Lowest first: a module imports from lines above its own only. A package counts as one module.
 ORDER = """
     errors
-    archive backend buildpath document durable elf identity mode parallel pythondepend reporter revision setting tomltext
+    archive backend buildpath document durable elf identity mode parallel pythondepend
+    reporter revision setting tomltext
     capability fusion index liger lease machine manifest mutex request retry trustroot variant
     entry environment folder lockfile metadata override policy project redirect repository_folder signer transfer
     compatibility history host hub_routes mapping operators rootupdate store trust
