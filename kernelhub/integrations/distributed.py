@@ -20,6 +20,7 @@ import torch.distributed as dist
 from kernelhub import api
 from kernelhub.compatibility import select
 from kernelhub.errors import KernelHubError, NoCompatibleVariant, PinMismatch, RankFailed, RanksDiffer
+from kernelhub.layers.kernelize import reverting
 from kernelhub.loader import load, symbol
 from kernelhub.request import KernelRequest
 from kernelhub.session import Session
@@ -111,7 +112,8 @@ def kernelize_together(
 ) -> nn.Module:
     """``kernelize`` on all ranks of a group; the ranks may hold different layers of the model.
 
-    Each kernel that any rank needs is resolved once, by rank 0. Either all ranks bind, or none does.
+    Each kernel that any rank needs is resolved once, by rank 0. Either all ranks bind, or none does; then every model
+    keeps the kernels that it had before.
 
     Raises:
         RanksDiffer, RankFailed, KernelHubError: as in ``load_together``.
@@ -123,16 +125,13 @@ def kernelize_together(
     pinned = _pinned(chosen, dict(zip(wanted, found, strict=True)))
     digests = together.attempt("obtaining kernels", lambda: pinned.obtain_all(needed))
     _compare(together, digests)
-    try:
+    with reverting(model):
         return together.attempt(
             "binding kernels",
             lambda: api.kernelize(
                 model, config, mode, strict=strict, trust_remote_code=trust_remote_code, session=pinned
             ),
         )
-    except RankFailed:
-        api.unkernelize(model)
-        raise
 
 
 class _Need(NamedTuple):

@@ -137,6 +137,18 @@ def kernelized(model: Model, bind: Callable[[Model], object]) -> Iterator[Model]
         _resume(model, earlier)
 
 
+@contextmanager
+def reverting(model: nn.Module) -> Iterator[None]:
+    """When the ``with`` block ends in an exception the model gets the kernels back that it had before."""
+    earlier = _suspended(walk(model))
+    _resume(model, earlier)
+    try:
+        yield
+    except BaseException:
+        _resume(model, earlier)
+        raise
+
+
 def plan(
     model: nn.Module,
     config: KernelConfig,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from kernel_repository import write_build
 from torch import nn
 
-from kernelhub import load_kernel
+from kernelhub import load_kernel, report
 from kernelhub.errors import KernelHubError
 from kernelhub.integrations.distributed import kernelize_together, load_together, resolve_together
 from kernelhub.policy import NO_POLICY
@@ -129,8 +130,13 @@ class Job:
         kernelize_together(model, {"RMSNorm": "org/norm@v1:Nothing"}, session=self.session())
 
     def one_rank_fails_to_bind(self) -> Any:
-        """Where it would have worked nothing is left behind either."""
-        model = nn.Sequential(nn.RMSNorm(4))
+        """Where it would have worked nothing is left behind either, and what was bound before still is."""
+        model, bound = nn.Sequential(nn.RMSNorm(4)), nn.Sequential(nn.RMSNorm(4))
+        kernelize_together(bound, {"RMSNorm": CONFIG["RMSNorm"]}, session=self.session())
+        with contextlib.suppress(KernelHubError):
+            kernelize_together(bound, {"RMSNorm": "org/picky@v1:Norm"}, session=self.session())
+        assert [row.kernel.partition("@")[0] for row in report(bound) if row.state == "bound"] == ["org/norm"]
+        assert (bound(torch.ones(1, 4)) == 7).all()
         try:
             kernelize_together(model, {"RMSNorm": "org/picky@v1:Norm"}, session=self.session())
         finally:
