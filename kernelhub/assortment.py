@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kernelhub.errors import InvalidVariant, KernelHubError, RepositoryNotFound
+from kernelhub.errors import KernelHubError, RepositoryNotFound
 from kernelhub.metadata import Metadata
 from kernelhub.request import KernelRequest
 from kernelhub.resolution import (
@@ -92,7 +92,7 @@ class _Walker:
     def _resolutions(self, request: KernelRequest, commit: str, trust: str) -> Iterator[Resolution]:
         builds = self._index.builds(str(request.repo_id), commit)
         refuse_backslashes(builds, f"{request.repo_id}@{commit[:12]}")
-        names = sorted(name for name in builds if _is_variant(name))
+        names = sorted(name for name in builds if Variant.is_name(name))
         if not names:
             raise RepositoryNotFound(str(request.repo_id), self._index.name, f"it has no builds at {commit[:12]}")
 
@@ -131,11 +131,3 @@ class _Walker:
 def _dependencies(builds: list[Resolution]) -> list[KernelRequest]:
     wanted = {depends: None for found in builds if found.metadata for depends in found.metadata.kernel_depends}
     return [KernelRequest(depends.repo_id, revision=depends.revision) for depends in wanted]
-
-
-def _is_variant(name: str) -> bool:
-    try:
-        Variant.parse(name)
-    except InvalidVariant:
-        return False
-    return True

@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from kernelhub.buildpath import METADATA
-from kernelhub.errors import FolderNotFound, InvalidVariant, RevisionNotFound
+from kernelhub.errors import FolderNotFound, RevisionNotFound
 from kernelhub.revision import Revision, version_of_branch
 from kernelhub.variant import Variant
 
@@ -34,12 +34,12 @@ class LocalFolder:
         """
         if not folder.is_dir():
             raise FolderNotFound(str(folder), "this machine", "no such folder")
-        named = _is_variant(folder.name)
+        named = Variant.is_name(folder.name)
         if named or _is_build(folder):
             builds = {folder.name: folder} if named else {}
             return cls(str(folder), builds, None if named else folder)
         parent = folder / "build" if (folder / "build").is_dir() else folder
-        builds = {path.name: path for path in sorted(parent.iterdir()) if path.is_dir() and _is_variant(path.name)}
+        builds = {path.name: path for path in sorted(parent.iterdir()) if path.is_dir() and Variant.is_name(path.name)}
         if not builds:
             raise FolderNotFound(str(folder), "this machine", "no __init__.py and no build/<variant> folder in it")
         return cls(str(folder), builds)
@@ -67,11 +67,3 @@ def open_builtin(revision: Revision | None) -> LocalFolder:
 
 def _is_build(folder: Path) -> bool:
     return (folder / "__init__.py").is_file() or (folder / METADATA).is_file()
-
-
-def _is_variant(name: str) -> bool:
-    try:
-        Variant.parse(name)
-    except InvalidVariant:
-        return False
-    return True

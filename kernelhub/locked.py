@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from kernelhub.buildpath import METADATA
-from kernelhub.errors import InvalidVariant, NotLocked
+from kernelhub.errors import NotLocked
 from kernelhub.index import Builds, ListedFile, Refs
 from kernelhub.lockfile import Lock, LockedKernel
 from kernelhub.metadata import Metadata
@@ -117,7 +117,7 @@ class _LockMaker:
 
     def _variants(self, repo_id: str, commit: str) -> dict[str, tuple[ListedFile, ...]]:
         builds = self._index.builds(repo_id, commit)
-        names = [name for name in builds if _is_variant(name)]
+        names = [name for name in builds if Variant.is_name(name)]
         listed = {name: builds[name] for name in names}
         return {
             name: checked_files(files if files is not None else self._index.files(repo_id, commit, name))
@@ -135,11 +135,3 @@ class _LockMaker:
             found = [metadata for metadata in pool.map(metadata_of, variants) if metadata is not None]
         wanted = {dependency: None for metadata in found for dependency in metadata.kernel_depends}
         return [KernelRequest(dependency.repo_id, revision=dependency.revision) for dependency in wanted]
-
-
-def _is_variant(name: str) -> bool:
-    try:
-        Variant.parse(name)
-    except InvalidVariant:
-        return False
-    return True

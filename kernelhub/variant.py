@@ -60,6 +60,15 @@ class Variant:
             raise InvalidVariant(name, f"not canonical, would be {str(variant)!r}", _EXPECTED)
         return variant
 
+    @classmethod
+    def is_name(cls, name: str) -> bool:
+        """Is this the name of a variant?"""
+        try:
+            cls.parse(name)
+        except InvalidVariant:
+            return False
+        return True
+
     def __str__(self) -> str:
         if self.noarch is not None:
             return f"{self.framework}-{self.noarch}"

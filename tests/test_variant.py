@@ -140,3 +140,10 @@ def test_any_text_is_a_variant_in_its_only_spelling_or_refused(text: str) -> Non
     except InvalidVariant:
         return
     assert str(variant) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("torch-cpu", True), ("torch213-cxx11-cu130-x86_64-linux", True), ("x", False)]
+)
+def test_names_of_variants_are_told_from_others(name: str, expected: bool) -> None:
+    assert Variant.is_name(name) is expected

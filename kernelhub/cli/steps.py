@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from kernelhub.reporter import Reporter
+from kernelhub.cli.progress import DrawingReporter
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from rich.console import Console
 
-_PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 _SILENCE = 10.0  # seconds between two lines
 
 
-class StepReporter(Reporter):
-    """Draws one bar while it is used as a context; warnings are printed above it."""
+class StepReporter(DrawingReporter):
+    """Draws one bar; warnings are printed above it."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__(*columns, console=console, transient=True)
         self._task: TaskID | None = None
         self._told = time.monotonic()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(
-            *columns, console=self._console, disable=not self._console.is_terminal, transient=True
-        )
-
-    def __enter__(self) -> StepReporter:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def warn(self, message: str) -> None:
-        self._console.print(f"warning: {message}", **_PLAIN)
 
     def step(self, what: str, done: int, total: int) -> None:
         if self._task is None:
@@ -48,4 +31,4 @@ class StepReporter(Reporter):
         late = time.monotonic() - self._told > _SILENCE
         if late and not self._console.is_terminal:
             self._told = time.monotonic()
-            self._console.print(f"{what}, {done} of {total} done", **_PLAIN)
+            self._line(f"{what}, {done} of {total} done")
