@@ -82,8 +82,8 @@ class FirstUse:
         if not os.access(self.store.root, os.W_OK):
             return
         name, facts = _name(resolution), {"commit": resolution.commit, "digests": digests}
-        with self.store.asking(f"first-use--{name}"):  # and with it what a killed process has left is swept
-            self.store.record(_KIND, name, facts, durable=True)
+        self.store.record(_KIND, name, facts)
+        self.store.sweep()  # what a killed process has left
 
 
 def _changed(resolution: Resolution, seen: _Seen) -> ChangedKernel:
