@@ -36,7 +36,7 @@ def replay(
 
     Args:
         kernel: a layer class or a function.
-        layer: the layer name to take; None where the file has only one.
+        layer: the layer name to take; None for the only one of the file, or the one that is called as the kernel is.
 
     Raises:
         InvalidGolden: the file is not one, or has no such layer, or several and none was named.
@@ -44,10 +44,10 @@ def replay(
     start = time.perf_counter()
     archive = Archive.open(path)
     names = layers_in(archive)
-    wanted = names[0] if layer is None and len(names) == 1 else layer
+    wanted = layer or (names[0] if len(names) == 1 else kernel.symbol.rpartition(".")[2])
     if wanted not in names:
-        found = "no layer was named" if wanted is None else f"has no layer {wanted!a}"
-        raise InvalidGolden(str(path), found, f"one of {', '.join(names) or 'none'}")
+        found = f"has no layer {wanted!a}" + ("" if layer else ", and no other was named")
+        raise InvalidGolden(str(path), found, f"--layer with one of {', '.join(names) or 'none'}")
     rows = []
     for number, case in enumerate(read_golden(archive, device)):
         if case.layer == wanted:

@@ -125,6 +125,14 @@ def test_a_layer_has_to_be_named_where_there_are_several(tmp_path: Path) -> None
         replayed(path, "Right", "RMSNorm")
 
 
+def test_the_layer_that_is_called_as_the_kernel_is_need_not_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "file.safetensors"
+    write_golden(path, Small(), ["Norm", "mlp"], batch())
+    kernel = LoadedSymbol(planted.Right, "acme/norm", "torch-cpu", "layers.Norm")
+    rows = replay(path, kernel, CPU)
+    assert {row.layer for row in rows} == {"Norm"}
+
+
 # Hostile files
 
 
