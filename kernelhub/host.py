@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import sys
-import sysconfig
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,7 +22,7 @@ from kernelhub.backend import Release
 from kernelhub.durable import open_regular
 from kernelhub.elf import Machine, NotALibrary, defined_versions, machine_of
 from kernelhub.environment import Environment
-from kernelhub.machine import detect_backend, detect_libc, import_torch
+from kernelhub.machine import detect_backend, detect_libc, import_torch, is_free_threaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -62,7 +61,7 @@ class Host:
         return cls(
             machine=_own_machine(),
             python=Release(*sys.version_info[:2]),
-            free_threaded=bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+            free_threaded=is_free_threaded(),
             libc=detect_libc(),
             versions={name: _versions_of(name, mapped) for name in places if _is_system(name)},
             places=places,
@@ -91,7 +90,7 @@ def fingerprint() -> str:
     torch = import_torch()
     torch_build = (str(torch.__version__), str(torch.version.git_version)) if torch else ()
     facts = (
-        (__version__, sys.version, bool(sysconfig.get_config_var("Py_GIL_DISABLED")), platform.machine(), sys.maxsize),
+        (__version__, sys.version, platform.machine(), sys.maxsize),
         (detect_libc(), torch_build),
         [(path, _stamp(path)) for path in sorted(set(_DECIDING.findall(_maps())))],
     )

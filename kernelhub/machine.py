@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import re
+import sys
 import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,6 +213,11 @@ def _arch(device: Any, rocm: bool) -> str:
     if rocm:
         return str(device.gcnArchName).partition(":")[0]
     return f"{device.major}.{device.minor}"
+
+
+def is_free_threaded() -> bool:
+    """Was this Python built without the GIL? It says so in its version; asking ``sysconfig`` takes a millisecond."""
+    return "free-threading" in sys.version
 
 
 def installed_release(module: str, distribution: str) -> Release | None:
