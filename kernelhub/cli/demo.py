@@ -38,6 +38,11 @@ MAPPING = {
 
 _MIB = 1 << 20
 _ROOMY = 40 << 30  # bytes of device memory
+_NEXT = """Next:
+  in your program      kernelhub.kernelize(model, {"RMSNorm": "builtin:RMSNorm"}), then print(kernelhub.report(model))
+  a script unchanged   kernelhub run train.py
+  which build, and why kernelhub explain org/repo@v1
+  this machine         kernelhub doctor"""
 
 
 def demo(
@@ -95,6 +100,7 @@ class _Demo:
         self._check("repeated from the store", self._comparison.compare_numbers(plain, again, _part_of(batch)))
         if not self._failures:
             self._say("Result: the same numbers but for rounding, every layer bound, nothing fell back")
+            self._console.print(_NEXT, **_PLAIN)
         return self._failures
 
     def _show_environment(self, environment: Environment) -> None:

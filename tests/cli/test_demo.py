@@ -55,7 +55,9 @@ def test_the_demo_compares_numbers_time_and_memory(told: str) -> None:
 
 def test_the_demo_ends_with_what_it_showed(told: str) -> None:
     assert "The Hub is stopped (it answered " in told
+    told, _, advice = told.partition("Next:")
     assert told.rstrip().endswith("nothing fell back")
+    assert "kernelhub run train.py" in advice
 
 
 def test_the_second_half_of_the_demo_makes_no_request(tmp_path: Path) -> None:
