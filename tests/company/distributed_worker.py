@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import rank_process
 import torch
 import torch.distributed as dist
 from layers.tiny_model import IDS, tiny
@@ -24,14 +24,11 @@ WORLD = 2
 
 def work(rank: int, folder: Path) -> None:
     """Run every case and write what came of it to ``<rank>.json``."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    rank_process.join(rank, folder, WORLD)
     warnings.simplefilter("ignore")  # torch's own about FSDP on CPU
-    try:
-        found = {name: attempt(case) for name, case in CASES.items()}
-        (folder / f"{rank}.json").write_text(json.dumps(found))
-    finally:
-        dist.destroy_process_group()
+    found = {name: attempt(case) for name, case in CASES.items()}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    rank_process.leave()
 
 
 def attempt(case: Callable[[bool, bool], dict[str, Any]]) -> dict[str, Any]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+import rank_process
 
 import kernelhub
 from company import distributed_worker
@@ -25,8 +24,7 @@ def fuse(model: Any, build: str) -> Any:
 
 def work(rank: int, folder: Path, build: str) -> None:
     """Run every case and write what came of it to ``<rank>.json``."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    rank_process.join(rank, folder, WORLD)
     warnings.simplefilter("ignore")  # torch's own about FSDP on CPU
     calls = kernelhub.load_kernel(build).layers.CALLS
     reasons: list[str] = []
@@ -38,11 +36,9 @@ def work(rank: int, folder: Path, build: str) -> None:
 
     vars(distributed_worker)["kernelized"] = bind
     found = {}
-    try:
-        for name, case in CASES.items():
-            calls.clear()
-            reasons.clear()
-            found[name] = {**attempt(case), "calls": calls["NormMLP"], "reasons": sorted(set(reasons))}
-        (folder / f"{rank}.json").write_text(json.dumps(found))
-    finally:
-        dist.destroy_process_group()
+    for name, case in CASES.items():
+        calls.clear()
+        reasons.clear()
+        found[name] = {**attempt(case), "calls": calls["NormMLP"], "reasons": sorted(set(reasons))}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    rank_process.leave()

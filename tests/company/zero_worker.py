@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed  # type: ignore[import-not-found, unused-ignore]  # installed by those who want this test
+import rank_process
 import torch
 import torch.distributed as dist
 from layers.tiny_model import tiny
@@ -56,6 +57,7 @@ def main(folder: Path) -> None:
     found = {order: train(order) for order in ("plain", "kernelize, then wrap", "wrap, then kernelize")}
     if dist.get_rank() == 0:
         (folder / "found.json").write_text(json.dumps(found))
+    rank_process.leave()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import rank_process
 import torch
 import torch.distributed as dist
 from kernel_repository import write_build
@@ -199,7 +200,7 @@ def main() -> None:
         seen[job.name] = run(getattr(job, job.name))
         dist.barrier()
     (folder / f"seen-{job.rank}.json").write_text(json.dumps(seen))
-    dist.destroy_process_group()
+    rank_process.leave()
 
 
 if __name__ == "__main__":
