@@ -1,7 +1,7 @@
 """ELF: what a native library needs from its surroundings, read from its bytes; none of its code runs (S-28).
 
-Headers and records are read with pyelftools, and in bounded loops of our own: the bytes may be hostile. The symbol
-table, of which a library can have a hundred thousand entries, is read in bulk.
+Headers and records are read with pyelftools, and in bounded loops of our own: the bytes may be hostile. The tables of
+symbols and versions, which can have a hundred thousand entries, are read in bulk.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ MAGIC = b"\x7fELF"
 _MOST_SEGMENTS = 256
 _MOST_DYNAMIC = 4096
 _MOST_VERSIONS = 4096
+_MOST_VERSION_BYTES = 256 << 10
 _MOST_SYMBOLS = 1 << 20
 _MOST_UNDEFINED = 50_000
 _LONGEST_NAME = 2048  # what torch exports is shorter by far
 _CHAIN_PART = 64  # symbols of one hash; chains are short
 _MOST_STRINGS = 64 << 20  # bytes; torch's largest library has 10 MB of them
-_PART = 4 << 20
+_PART = 256 << 10  # what stays in a core's own cache
 _WEAK_VERSION = 0x2
 _EXECUTABLE = 0x1
 _DF_TEXTREL = 0x4
 _GLOBAL = 1
 _UNDEFINED = 0
 _SYMBOL_64, _SYMBOL_32 = "IBBHQQ", "IIIBBH"
+_VERDEF, _VERDAUX = "HHHHIII", "II"
+_VERNEED, _VERNAUX = "HHIII", "IHHII"
 
 
 class NotALibrary(ValueError):
@@ -110,7 +113,7 @@ def machine_of(file: BinaryIO) -> Machine:
     Raises:
         NotALibrary: it is no ELF file.
     """
-    return _open(file, kinds=("ET_DYN", "ET_EXEC")).machine
+    return _header_of(file, ("ET_DYN", "ET_EXEC")).machine
 
 
 def held_names(file: BinaryIO, names: Iterable[str]) -> tuple[str, ...]:
@@ -126,14 +129,19 @@ def held_names(file: BinaryIO, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in wanted if name not in missing)
 
 
-def _open(file: BinaryIO, kinds: tuple[str, ...] = ("ET_DYN",)) -> _Tables:
+def _open(file: BinaryIO) -> _Tables:
+    header = _header_of(file, ("ET_DYN",))
+    return _guarded(lambda: _Tables(file, header))
+
+
+def _header_of(file: BinaryIO, kinds: tuple[str, ...]) -> _Header:
     start = file.read(len(MAGIC))
     if start != MAGIC:
         raise NotALibrary(f"not an ELF file (it starts with {shown(start)})" if start else "an empty file")
-    tables = _guarded(lambda: _Tables(file))
-    if tables.kind not in kinds:
-        raise NotALibrary(f"not a shared library but {shown(tables.kind)}")
-    return tables
+    header = _guarded(lambda: _Header(file))
+    if header.kind not in kinds:
+        raise NotALibrary(f"not a shared library but {shown(header.kind)}")
+    return header
 
 
 def _guarded(read: Callable[[], Read]) -> Read:
@@ -166,26 +174,41 @@ def _structures(little_endian: bool, bits: int, facts: tuple[Any, Any, Any] | No
     return structures
 
 
+class _Header:
+    """The header of an ELF file, and how its records are laid out."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        # Imported when a native library is met: most kernels have none, and pyelftools takes 10 ms to import.
+        from elftools.common.utils import struct_parse  # noqa: PLC0415
+
+        little_endian, bits = _kind(file)
+        fields = struct_parse(_structures(little_endian, bits).Elf_Ehdr, file, stream_pos=0)
+        self.parse = struct_parse
+        self.fields = fields
+        self.kind = str(fields["e_type"])
+        self.machine = Machine(str(fields["e_machine"]).removeprefix("EM_").lower(), bits, little_endian)
+        self.order = "<" if little_endian else ">"
+
+    def structures(self) -> Any:
+        fields = self.fields
+        facts = (fields["e_type"], fields["e_machine"], fields["e_ident"]["EI_OSABI"])
+        return _structures(self.machine.little_endian, self.machine.bits, facts)
+
+
 class _Tables:
     """The tables of an ELF file that the dynamic loader uses; section headers, which it ignores, are ignored too."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        # Imported when a native library is met: most kernels have none, and pyelftools takes 30 ms to import.
-        from elftools.common.utils import struct_parse  # noqa: PLC0415
-
+    def __init__(self, file: BinaryIO, header: _Header) -> None:
         self._file = file
-        self._parse = struct_parse
-        little_endian, bits = _kind(file)
-        header = struct_parse(_structures(little_endian, bits).Elf_Ehdr, file, stream_pos=0)
-        facts = (header["e_type"], header["e_machine"], header["e_ident"]["EI_OSABI"])
-        self._structs = _structures(little_endian, bits, facts)
-        self._header = header
-        self.kind = str(header["e_type"])
-        self.machine = Machine(str(header["e_machine"]).removeprefix("EM_").lower(), bits, little_endian)
-        self._order = "<" if little_endian else ">"
+        self._parse = header.parse
+        self._structs = header.structures()
+        self._header = header.fields
+        self.machine = header.machine
+        self._order = header.order
         self._segments = self._read_segments()
         self._dynamic = list(self._read_dynamic())
         self._strings = self._read_strings()
+        self._versions_read = 0
 
     def library(self) -> Library:
         stacks = [segment for segment in self._segments if segment["p_type"] == "PT_GNU_STACK"]
@@ -219,31 +242,34 @@ class _Tables:
                     yield text
 
     def defined_versions(self) -> Iterator[str]:
-        for entry, position in self._chain("DT_VERDEF", "DT_VERDEFNUM", self._structs.Elf_Verdef, "vd"):
-            name = self._parse(self._structs.Elf_Verdaux, self._file, position + entry["vd_aux"])
-            yield self._string(name["vda_name"])
+        table, name = self._versions("DT_VERDEF"), struct.Struct(self._order + _VERDAUX)
+        for (*_, at), position in self._chain(table, 0, _VERDEF, sum(self._values("DT_VERDEFNUM"))):
+            yield self._string(name.unpack_from(table, position + at)[0])
 
     def _needed_versions(self) -> Iterator[VersionNeed]:
-        for entry, position in self._chain("DT_VERNEED", "DT_VERNEEDNUM", self._structs.Elf_Verneed, "vn"):
-            library, at = self._string(entry["vn_file"]), position + entry["vn_aux"]
-            for _ in range(min(entry["vn_cnt"], _MOST_VERSIONS)):
-                need = self._parse(self._structs.Elf_Vernaux, self._file, at)
-                if not need["vna_flags"] & _WEAK_VERSION:
-                    yield VersionNeed(library, self._string(need["vna_name"]))
-                at += need["vna_next"]
-                if not need["vna_next"]:
-                    break
+        table = self._versions("DT_VERNEED")
+        for (_, count, file, at), position in self._chain(table, 0, _VERNEED, sum(self._values("DT_VERNEEDNUM"))):
+            library = self._string(file)
+            for (_, flags, _, name), _ in self._chain(table, position + at, _VERNAUX, count):
+                if not flags & _WEAK_VERSION:
+                    yield VersionNeed(library, self._string(name))
 
-    def _chain(self, table: str, count: str, record: Any, prefix: str) -> Iterator[tuple[Any, int]]:
-        """The records of a table in which each tells how far away the next one is."""
-        for address in self._values(table)[:1]:
-            position = self._offset(address)
-            for _ in range(min(sum(self._values(count)), _MOST_VERSIONS)):
-                entry = self._parse(record, self._file, position)
-                yield entry, position
-                position += entry[f"{prefix}_next"]
-                if not entry[f"{prefix}_next"]:
-                    return
+    def _versions(self, tag: str) -> bytes:
+        """A table of versions, and what comes behind it: its size is told nowhere."""
+        return b"".join(self._read(self._offset(at), _MOST_VERSION_BYTES) for at in self._values(tag)[:1])
+
+    def _chain(self, table: bytes, position: int, layout: str, count: int) -> Iterator[tuple[tuple[int, ...], int]]:
+        """The records of a table, each of which ends with how far away the next one is; and where each stands."""
+        record = struct.Struct(self._order + layout)
+        for _ in range(count):
+            self._versions_read += 1
+            if self._versions_read > _MOST_VERSIONS:
+                raise NotALibrary(f"a damaged ELF file (more than {_MOST_VERSIONS} symbol versions)")
+            *fields, further = record.unpack_from(table, position)
+            yield tuple(fields), position
+            position += further
+            if not further:
+                return
 
     def _read_segments(self) -> list[Any]:
         header = self._header

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kernelhub import __version__
 from kernelhub.backend import Release
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 OF_PYTHON = re.compile(r"_?Py[A-Z_]", re.ASCII)
 _CXX = "libstdc++.so.6"
-_DECIDING = re.compile(rb"/[^\n]*/lib(?:stdc\+\+|gcc_s|torch|c10)[^\n/]*(?=\n)")
+_DECIDING = re.compile(rb"/lib(?:stdc\+\+|gcc_s|torch|c10)[^/]*\Z")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def fingerprint() -> str:
     facts = (
         (__version__, sys.version, platform.machine(), sys.maxsize),
         (detect_libc(), torch_build),
-        [(path, _stamp(path)) for path in sorted(set(_DECIDING.findall(_maps())))],
+        [(path, _stamp(path)) for path in sorted(_mapped_files()) if _DECIDING.search(path)],
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
@@ -115,12 +115,13 @@ def _own_machine() -> Machine:
         return Machine(platform.machine().lower(), 64 if sys.maxsize > 1 << 32 else 32, sys.byteorder == "little")
 
 
-def _maps() -> bytes:
-    """The system's list of what is mapped into this process; empty where there is none."""
+def _mapped_files() -> set[bytes]:
+    """The paths of what is mapped into this process, as the system lists it; empty where it does not."""
     try:
-        return Path("/proc/self/maps").read_bytes()
+        listed = Path("/proc/self/maps").read_bytes()
     except OSError:
-        return b""
+        return set()
+    return {b"/" + path for line in listed.split(b"\n") if (path := line.partition(b"/")[2])}
 
 
 def _notes_on_torch(torch: ModuleType | None) -> tuple[str, ...]:
@@ -135,8 +136,7 @@ def _is_system(name: str) -> bool:
 
 def _mapped_libraries() -> dict[str, str]:
     """The shared libraries that are mapped into this process: the path of each, and what others call it."""
-    lines = os.fsdecode(_maps()).splitlines()
-    paths = dict.fromkeys(f"/{path}" for line in lines if (path := line.partition("/")[2]))
+    paths = map(os.fsdecode, sorted(_mapped_files()))
     return {path: _soname(name) for path in paths if ".so" in (name := path.rpartition("/")[2])}
 
 
@@ -155,12 +155,14 @@ def _versions_of(library: str, mapped: Mapping[str, str]) -> frozenset[str]:
 
 
 class _Exports:
-    """Asks the dynamic loader of this process for symbols: exact, and a microsecond each, where reading the symbol
+    """Asks the dynamic loader of this process for symbols: exact, and two microseconds each, where reading the symbol
     tables of torch's libraries would take a tenth of a second."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         names = [name for name in places if name.startswith(("libtorch", "libc10"))]
-        self._torch = [library for name in names if (library := _already_loaded(places[name]))]
+        # A library answers for those that it needs, too; this one needs nearly all of the others.
+        names.sort(key=lambda name: name != "libtorch_python.so")
+        self._torch = [handle for name in names if (handle := _already_loaded(places[name]))]
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Those of ``names`` that are in no library of torch, or, for Python's, not in this process."""
@@ -169,12 +171,22 @@ class _Exports:
     def _has(self, name: str) -> bool:
         if OF_PYTHON.match(name):
             return hasattr(ctypes.pythonapi, name)
-        return not self._torch or any(hasattr(library, name) for library in self._torch)
+        symbol = name.encode()
+        return not self._torch or any(_dlsym()(handle, symbol) for handle in self._torch)
 
 
-def _already_loaded(path: str) -> ctypes.CDLL | None:
-    """A handle of a library that is in this process; nothing is loaded."""
+@cache
+def _dlsym() -> Callable[[int, bytes], int | None]:
+    """The loader's own function; the attributes of ctypes' libraries ask it too, and take five times as long."""
+    function: Any = ctypes.CDLL(None).dlsym
+    function.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
+    function.restype = ctypes.c_void_p
+    return function  # type: ignore[no-any-return]
+
+
+def _already_loaded(path: str) -> int | None:
+    """The dynamic loader's handle of a library that is in this process; nothing is loaded."""
     try:
-        return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)._handle
     except OSError:
         return None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from compiled_kernel import marking_library
+from elftools.elf.elffile import ELFFile
 
 from kernelhub.elf import (
     Machine,
@@ -96,6 +97,22 @@ def test_names_without_an_end_are_cut(probe: bytes) -> None:
     end = probe.index(b"\0\0", start)
     library = read(probe[:start] + probe[start:end].replace(b"\0", b"_") + probe[end:])
     assert all(len(name) < 2048 for name in library.undefined)
+
+
+def test_a_table_of_versions_that_overlaps_itself_is_refused(probe: bytes) -> None:
+    """Each record of a file counts those behind it as its own: a thousand of them make half a million."""
+    data = bytearray(probe)
+    [dynamic] = ELFFile(io.BytesIO(probe)).iter_segments("PT_DYNAMIC")
+    start = dynamic.header["p_offset"]
+    for at, tag in enumerate(dynamic.iter_tags()):
+        if tag.entry.d_tag == "DT_VERNEEDNUM":
+            struct.pack_into("<Q", data, start + 16 * at + 8, 1 << 40)
+        if tag.entry.d_tag == "DT_VERNEED":
+            [table] = dynamic.elffile.address_offsets(tag.entry.d_val)
+    for at in range(table, start - 16, 16):
+        struct.pack_into("<HHIII", data, at, 1, 0xFFFF, 0, 16, 16)
+    with pytest.raises(NotALibrary, match="more than 4096 symbol versions"):
+        read(bytes(data))
 
 
 def test_hostile_bytes_are_refused_or_read_quickly_and_never_crash(probe: bytes) -> None:
