@@ -423,7 +423,7 @@ def test_r_3_an_interrupted_download_ends_soon_and_leaves_nothing(
     started = time.monotonic()
     downloading.send_signal(signal.SIGINT)
     downloading.wait()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
     assert nothing_left(session)
     hub.hook = None
     monkeypatch.setenv("KERNELHUB_LOCK_TIMEOUT", "0.1")  # its lock is free
@@ -434,7 +434,7 @@ def test_r_52_a_process_ends_while_it_prefetches_in_the_background(root: Path, h
     begun = slowly(hub, 60)
     with start(session, hub, IN_THE_BACKGROUND) as process:
         assert begun.wait(30)
-        assert process.communicate("\n", timeout=20) == ("", "")
+        assert process.communicate("\n", timeout=50) == ("", "")
     assert process.returncode == 0
     assert not list(session.store.builds())
     hub.hook = None

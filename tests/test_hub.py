@@ -775,7 +775,7 @@ def test_r_3_neither_ctrl_c_nor_the_end_of_the_process_waits_for_a_stalled_socke
         begun = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 15
     assert "KeyboardInterrupt" in errors
     assert not list(tmp_path.glob("store/tmp/*"))
 

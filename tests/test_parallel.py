@@ -45,12 +45,12 @@ def test_the_first_failure_is_raised_and_stops_the_rest() -> None:
         raise KeyError("x")
 
     def wait() -> None:
-        done.append(stop.wait(5))
+        done.append(stop.wait(30))
 
     begun = time.monotonic()
     with pytest.raises(KeyError):
-        run_all([wait, fail, *[wait] * 50], 2, stop=stop, patience=5)
-    assert time.monotonic() - begun < 2
+        run_all([wait, fail, *[wait] * 50], 2, stop=stop, patience=30)
+    assert time.monotonic() - begun < 15
     assert done == [True]
 
 
@@ -64,7 +64,7 @@ def test_a_job_that_hangs_is_not_waited_for() -> None:
     jobs: list[Callable[[], object]] = [hang.wait, fail]
     with pytest.raises(KeyError):
         run_all(jobs, 2, patience=0.05)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 15
     hang.set()
 
 

@@ -229,10 +229,10 @@ def test_r_27_a_lock_is_free_when_its_holder_is_killed(store: Store) -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        threading.Timer(0.2, holder.kill).start()
         started = time.monotonic()
+        threading.Timer(0.2, holder.kill).start()
         with store.lock(*KEY):
-            assert 0.1 < time.monotonic() - started < 2
+            assert 0.1 < time.monotonic() - started < 10
 
 
 def test_r_33_leftovers_of_dead_processes_are_swept_and_others_stay(store: Store) -> None:

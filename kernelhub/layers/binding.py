@@ -93,8 +93,27 @@ def occupied(module: nn.Module) -> str | None:
     ours = record is not None and _slot_in_use(module, record) is not None
     if forward is None or ours or getattr(forward, "__func__", None) is type(module).forward:
         return None
-    name = getattr(forward, "__qualname__", type(forward).__qualname__)
-    return f"its forward was already replaced on the instance (by {name}), undo that first"
+    return f"its forward was already replaced on the instance (by {_name_of(forward)}), undo that first"
+
+
+def displaced(module: nn.Module) -> str | None:
+    """Why the kernel that was bound here does not run any more, or None: something else replaced its forward since."""
+    record = record_of(module)
+    if record is None or record.forward is None or is_bound(module):
+        return None
+    forward = vars(module).get(LOSS if record.slot == LOSS else _slot(module))
+    if forward is None:
+        return "its bound forward was removed from the instance"
+    return f"its forward was replaced after the kernel was bound (by {_name_of(forward)})"
+
+
+def _name_of(forward: Any) -> str:
+    """Where a forward was really written: ``functools.wraps`` gives it the name of another one."""
+    function = getattr(forward, "__func__", forward)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return type(forward).__qualname__
+    return f"{function.__globals__.get('__name__', function.__module__)}.{code.co_name}"
 
 
 def bind(module: nn.Module, forward: FunctionType, rows: tuple[Row, ...] = (), fused: Fused | None = None) -> None:

@@ -177,7 +177,10 @@ def unkernelize(model: Model) -> Model:
 
 
 def report(model: nn.Module) -> Report:
-    """What is bound in ``model`` now, and what its last ``kernelize`` skipped and why."""
+    """What is bound in ``model`` now, and what its last ``kernelize`` skipped and why.
+
+    A kernel whose place somebody else took since then is skipped too.
+    """
     live = dict.fromkeys(row for path, module in _walk(model) for row in _live_rows(path, module))
     stored = [row for path, module in model.named_modules() for row in _stored_rows(path, module)]
     kept = [row for row in stored if row.state in ("skipped", "postponed") or row in live]
@@ -315,9 +318,12 @@ def _recorded(walked: Iterable[tuple[str, nn.Module]]) -> list[nn.Module]:
 
 def _live_rows(path: str, module: nn.Module) -> Iterator[Row]:
     record = binding.record_of(module)
-    if record is not None and binding.is_bound(module):
-        title = path if record.fused is None else record.fused.titled(path)
-        yield from (row._replace(module=title or ROOT) for row in record.rows)
+    if record is None or record.forward is None:
+        return
+    title = (path if record.fused is None else record.fused.titled(path)) or ROOT
+    reason = binding.displaced(module)
+    changes: dict[str, Any] = {} if reason is None else {"state": "skipped", "reason": reason}
+    yield from (row._replace(module=title, **changes) for row in record.rows)
 
 
 def _stored_rows(path: str, module: nn.Module) -> Iterator[Row]:

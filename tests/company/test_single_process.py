@@ -287,7 +287,7 @@ def test_a_model_sent_to_another_process_is_plain_there_and_can_be_bound_again(t
     try:
         found = [answers.get(timeout=120) for _ in range(2)]
     finally:
-        process.join(30)
+        process.join(180)
     bound = len(kernelhub.report(model).bound)
     assert [count for _, count in found] == [0, bound]
     for array, _ in found:

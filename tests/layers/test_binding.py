@@ -134,7 +134,7 @@ def test_a_forward_replaced_by_others_is_refused_by_name() -> None:
         "its forward was already replaced on the instance (by partial), undo that first"
     )
     module.forward = MethodType(forward, module)
-    assert "(by forward)" in str(binding.occupied(module))
+    assert f"(by {__name__}.forward)" in str(binding.occupied(module))
     assert binding.occupied(bound()) is None
 
 

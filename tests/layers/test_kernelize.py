@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -35,6 +36,23 @@ def test_a_kernelized_model_computes_the_same_forward_and_backward(family: str) 
     model.train()
     torch.testing.assert_close(gradients(model), expected_gradients)
     assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+
+
+def test_a_kernel_whose_place_was_taken_later_is_reported_as_skipped() -> None:
+    """Trainers give a model another forward when it is bound already; the report went on without the row."""
+    model = tiny()
+    kernelize(model, EVERYTHING)
+    before = report(model)
+    plain = type(model).forward
+    model.forward = functools.wraps(plain)(lambda **inputs: plain(model, **inputs))
+    [lost] = report(model).skipped
+    assert (lost.module, lost.symbol, lost.state) == ("(model)", "CausalLM", "skipped")
+    assert lost.reason == f"its forward was replaced after the kernel was bound (by {__name__}.<lambda>)"
+    assert {row for row in before if row.module != "(model)"} == set(report(model).bound)
+    del model.forward
+    assert report(model).skipped[0].reason == "its bound forward was removed from the instance"
+    unkernelize(model)
+    assert not report(model)
 
 
 def test_unkernelize_leaves_no_trace() -> None:

@@ -52,8 +52,10 @@ class KernelTrainerCallback(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **kwargs: Any
     ) -> None:
-        """Bind again if the model is not the one that was bound any more."""
+        """Bind again if the model is not the one that was bound any more; a trainer may have changed its forward."""
         self._bind(model)
+        if model is not None:
+            self.report = kernelhub.report(model)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **kwargs: Any) -> None:
         """The same, before each step."""
