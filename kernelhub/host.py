@@ -1,6 +1,6 @@
 """Host: what this process offers to a native library: its C and C++ libraries, its torch and its Python.
 
-Asked of the process itself, not of the system: which libstdc++ is mapped decides, not which one is installed.
+Asked of the process itself, not of the system: which libstdc++ is loaded decides, not which one is installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelhub import __version__
 from kernelhub.backend import Release
@@ -29,17 +29,19 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 OF_PYTHON = re.compile(r"_?Py[A-Z_]", re.ASCII)
-_CXX = "libstdc++.so.6"
-_DECIDING = re.compile(rb"/lib(?:stdc\+\+|gcc_s|torch|c10)[^/]*\Z")
+_CXX = ("libstdc++.so.6", "libgcc_s.so.1")
+# A library answers for those that it needs, too; the first one needs nearly all of the others.
+_TORCH = ("libtorch_python.so", "libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libtorch_hip.so", "libc10.so")
+_LINK_MAP = 2  # RTLD_DI_LINKMAP of dlinfo
 
 
 @dataclass(frozen=True)
 class Host:
     """What this process offers to a native library; tests build it by hand.
 
-    ``versions`` maps the name of a library that is mapped into this process to the symbol versions that it defines,
-    and ``places`` to where it is; ``notes`` say what is unusual about its torch; ``lacks`` picks those of some symbols
-    that neither torch nor Python has.
+    ``versions`` maps the name of a library that this process has loaded to the symbol versions that it defines, and
+    ``places`` to where it is; ``notes`` say what is unusual about its torch; ``lacks`` picks those of some symbols that
+    neither torch nor Python has.
     """
 
     machine: Machine
@@ -56,18 +58,17 @@ class Host:
     def detect(cls) -> Host:
         """This process, with the torch that it has (imported if it is installed: a kernel's library needs it)."""
         torch = import_torch()
-        mapped = _mapped_libraries()
-        places = {name: path for path, name in reversed(mapped.items())}
+        places = {library.name: library.path for library in _loaded(_CXX)}
         return cls(
             machine=_own_machine(),
             python=Release(*sys.version_info[:2]),
             free_threaded=is_free_threaded(),
             libc=detect_libc(),
-            versions={name: _versions_of(name, mapped) for name in places if _is_system(name)},
+            versions={name: _versions_of(path) for name, path in places.items()},
             places=places,
             torch_build=str(torch.__version__) if torch else "",
             notes=_notes_on_torch(torch),
-            lacks=_Exports(places).missing,
+            lacks=_Exports(_loaded(_TORCH)).missing,
         )
 
     def glibc(self) -> Release | None:
@@ -85,22 +86,22 @@ def this_host() -> Host:
 def fingerprint() -> str:
     """What verdicts on libraries depend on besides the libraries, in one hash; asked once, in less than a millisecond.
 
-    The version of kernelhub stands for its rules, a library that is mapped here for its place, size and time.
+    The version of kernelhub stands for its rules, a library that is loaded here for its place, size and time.
     """
     torch = import_torch()
     torch_build = (str(torch.__version__), str(torch.version.git_version)) if torch else ()
     facts = (
         (__version__, sys.version, platform.machine(), sys.maxsize),
         (detect_libc(), torch_build),
-        [(path, _stamp(path)) for path in sorted(_mapped_files()) if _DECIDING.search(path)],
+        [(library.path, _stamp(library.path)) for library in _loaded(_CXX + _TORCH)],
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
-def _stamp(path: bytes) -> tuple[int, ...] | None:
+def _stamp(path: str) -> tuple[int, ...] | None:
     """What changes when a file is replaced; None for one that is gone."""
     try:
-        status = os.stat(path)  # noqa: PTH116  # a path as bytes, as the system tells it
+        status = Path(path).stat()
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
@@ -115,54 +116,25 @@ def _own_machine() -> Machine:
         return Machine(platform.machine().lower(), 64 if sys.maxsize > 1 << 32 else 32, sys.byteorder == "little")
 
 
-def _mapped_files() -> set[bytes]:
-    """The paths of what is mapped into this process, as the system lists it; empty where it does not."""
-    try:
-        listed = Path("/proc/self/maps").read_bytes()
-    except OSError:
-        return set()
-    return {b"/" + path for line in listed.split(b"\n") if (path := line.partition(b"/")[2])}
-
-
 def _notes_on_torch(torch: ModuleType | None) -> tuple[str, ...]:
     if torch is None:
         return ()
     return Environment(detect_backend(torch), "", "", torch_build=str(torch.__version__)).notes
 
 
-def _is_system(name: str) -> bool:
-    return name == _CXX or name.startswith("libgcc_s.so")
-
-
-def _mapped_libraries() -> dict[str, str]:
-    """The shared libraries that are mapped into this process: the path of each, and what others call it."""
-    paths = map(os.fsdecode, sorted(_mapped_files()))
-    return {path: _soname(name) for path in paths if ".so" in (name := path.rpartition("/")[2])}
-
-
-def _soname(name: str) -> str:
-    """``libstdc++.so.6.0.30`` is known to others as ``libstdc++.so.6``."""
-    return _CXX if name.startswith(f"{_CXX}.") else name
-
-
-def _versions_of(library: str, mapped: Mapping[str, str]) -> frozenset[str]:
-    """What a library defines; of several copies in one process (conda's and the system's), what any of them defines."""
-    found: set[str] = set()
-    for path in [path for path, name in mapped.items() if name == library]:
-        with contextlib.suppress(OSError, NotALibrary), open_regular(Path(path)) as file:
-            found |= defined_versions(file)
-    return frozenset(found)
+def _versions_of(path: str) -> frozenset[str]:
+    """What a library defines; nothing if it cannot be read."""
+    with contextlib.suppress(OSError, NotALibrary), open_regular(Path(path).resolve()) as file:
+        return defined_versions(file)
+    return frozenset()
 
 
 class _Exports:
     """Asks the dynamic loader of this process for symbols: exact, and two microseconds each, where reading the symbol
     tables of torch's libraries would take a tenth of a second."""
 
-    def __init__(self, places: Mapping[str, str]) -> None:
-        names = [name for name in places if name.startswith(("libtorch", "libc10"))]
-        # A library answers for those that it needs, too; this one needs nearly all of the others.
-        names.sort(key=lambda name: name != "libtorch_python.so")
-        self._torch = [handle for name in names if (handle := _already_loaded(places[name]))]
+    def __init__(self, torch: Iterable[_Loaded]) -> None:
+        self._torch = [library.handle for library in torch]
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Those of ``names`` that are in no library of torch, or, for Python's, not in this process."""
@@ -172,21 +144,45 @@ class _Exports:
         if OF_PYTHON.match(name):
             return hasattr(ctypes.pythonapi, name)
         symbol = name.encode()
-        return not self._torch or any(_dlsym()(handle, symbol) for handle in self._torch)
+        return not self._torch or any(_loader().dlsym(handle, symbol) for handle in self._torch)
+
+
+class _Loaded(NamedTuple):
+    """A library of this process, as its dynamic loader knows it."""
+
+    name: str
+    path: str
+    handle: int
+
+
+class _LinkMap(ctypes.Structure):
+    """The beginning of glibc's and musl's ``struct link_map``."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("path", ctypes.c_char_p))
+
+
+def _loaded(names: Iterable[str]) -> list[_Loaded]:
+    """Those of some libraries that this process has; of several copies the one that a kernel would get.
+
+    Nothing is loaded. A library that a kernel needs by its name is the first one of that name, wherever it is from.
+    """
+    if sys.platform != "linux":
+        return []
+    loader, entry, found = _loader(), ctypes.c_void_p(), []
+    for name in names:
+        handle = loader.dlopen(name.encode(), os.RTLD_NOLOAD | os.RTLD_NOW)
+        if handle and loader.dlinfo(handle, _LINK_MAP, ctypes.byref(entry)) == 0:
+            found.append(_Loaded(name, os.fsdecode(_LinkMap.from_address(entry.value or 0).path), handle))
+    return found
 
 
 @cache
-def _dlsym() -> Callable[[int, bytes], int | None]:
-    """The loader's own function; the attributes of ctypes' libraries ask it too, and take five times as long."""
-    function: Any = ctypes.CDLL(None).dlsym
-    function.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
-    function.restype = ctypes.c_void_p
-    return function  # type: ignore[no-any-return]
-
-
-def _already_loaded(path: str) -> int | None:
-    """The dynamic loader's handle of a library that is in this process; nothing is loaded."""
-    try:
-        return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)._handle
-    except OSError:
-        return None
+def _loader() -> Any:
+    """The dynamic loader's own functions; ctypes' libraries and their attributes ask it too, five times as long."""
+    loader = ctypes.CDLL(None)
+    loader.dlopen.argtypes = (ctypes.c_char_p, ctypes.c_int)
+    loader.dlopen.restype = ctypes.c_void_p
+    loader.dlsym.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
+    loader.dlsym.restype = ctypes.c_void_p
+    loader.dlinfo.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    return loader

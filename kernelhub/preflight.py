@@ -1,7 +1,7 @@
 """Preflight: would the native libraries of a build load here? Told from their bytes, before any of them is opened.
 
 One check is one function that gives one reason; the tuple of checks is the policy. What a library needs is compared
-with what this process really has: the symbol versions of the C and C++ libraries that are mapped into it, and the
+with what this process really has: the symbol versions of the C and C++ libraries that it has loaded, and the
 symbols that the dynamic loader finds in its torch. Only Linux is looked at; elsewhere the report is empty.
 """
 

@@ -6,7 +6,9 @@ import dataclasses
 import io
 import pickle
 import re
+import shutil
 import struct
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from kernelhub import load_kernel
 from kernelhub.backend import Release
 from kernelhub.elf import Library, Machine, VersionNeed
 from kernelhub.errors import IncompatibleLibrary
-from kernelhub.host import Host, this_host
+from kernelhub.host import Host, fingerprint, this_host
 from kernelhub.preflight import LibraryReport, PreflightReport, preflight, preflight_folder
 
 if TYPE_CHECKING:
@@ -204,6 +206,35 @@ def test_this_process_is_asked() -> None:
     names = ["_ZN3c1012gone_nowhereEv", "Py_GoneNowhere", "PyList_New", "_ZN3c106detail14torchCheckFailEPKcS2_jS2_"]
     assert host.lacks(names)[:2] == ["_ZN3c1012gone_nowhereEv", "Py_GoneNowhere"]
     assert "PyList_New" not in host.lacks(names)
+
+
+FIRST_COPY = """
+import ctypes, sys
+copy, moment = sys.argv[1:]
+if moment == "before torch":
+    ctypes.CDLL(copy)
+import torch
+if moment == "after torch":
+    ctypes.CDLL(copy)
+from kernelhub.host import fingerprint, this_host
+print(this_host().places["libstdc++.so.6"], fingerprint(), sep="\\n")
+"""
+
+
+def test_of_two_copies_of_a_library_the_first_one_counts(tmp_path: Path) -> None:
+    """A kernel gets the copy that was loaded first, conda's or the system's; the other does not help it."""
+    usual = this_host().places["libstdc++.so.6"]
+    copy = tmp_path / "libstdc++.so.6"
+    shutil.copy(usual, copy)
+
+    def told(moment: str) -> list[str]:
+        command = [sys.executable, "-c", FIRST_COPY, str(copy), moment]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    assert told("after torch") == told("never") == [usual, fingerprint()]
+    place, other = told("before torch")
+    assert place == str(copy)
+    assert other != fingerprint()
 
 
 # Real libraries: each would leave a mark if it were opened.
