@@ -54,6 +54,8 @@ HOMES = {
     "starlette": ("serve", "hub_routes"),
     "uvicorn": ("serve", "hub_routes"),
     "transformers": ("integrations",),
+    "lightning": ("integrations",),
+    "pytorch_lightning": ("integrations",),
     "matplotlib": ("checking",),
     "typer": ("cli",),
     "rich": ("cli",),

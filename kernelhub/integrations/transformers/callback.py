@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-import kernelhub
-from kernelhub.layers.binding import record_of
+from kernelhub.integrations.temporary import TemporaryKernels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,8 +15,6 @@ if TYPE_CHECKING:
 
     from kernelhub.config import KernelConfig
     from kernelhub.layers.report import Report
-
-_logger = logging.getLogger("kernelhub")
 
 
 class KernelTrainerCallback(TrainerCallback):
@@ -38,12 +33,12 @@ class KernelTrainerCallback(TrainerCallback):
     """
 
     def __init__(self, config: KernelConfig | Mapping[str, Any], **options: Any) -> None:
-        self.report: Report | None = None
-        self._config = config
-        self._options = options
-        self._modules: frozenset[int] = frozenset()
-        self._record: object = None
-        self._bound = ExitStack()
+        self._kernels = TemporaryKernels(config, options)
+
+    @property
+    def report(self) -> Report | None:
+        """What is bound in the model for the training; None before it begins."""
+        return self._kernels.report
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **kwargs: Any) -> None:
         """Bind before the trainer wraps the model."""
@@ -55,7 +50,7 @@ class KernelTrainerCallback(TrainerCallback):
         """Bind again if the model is not the one that was bound any more; a trainer may have changed its forward."""
         self._bind(model)
         if model is not None:
-            self.report = kernelhub.report(model)
+            self._kernels.refresh(model)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **kwargs: Any) -> None:
         """The same, before each step."""
@@ -67,17 +62,8 @@ class KernelTrainerCallback(TrainerCallback):
 
     def restore(self) -> None:
         """Give the model the kernels, if any, that it had before this callback."""
-        self._bound.close()
-        self._modules, self._record = frozenset(), None
+        self._kernels.restore()
 
     def _bind(self, model: nn.Module | None) -> None:
-        if model is None:
-            return
-        modules = frozenset(map(id, model.modules()))
-        if modules == self._modules and record_of(model) is self._record:
-            return
-        self.restore()
-        self._bound.enter_context(kernelhub.kernelized(model, self._config, **self._options))
-        self._modules, self._record = modules, record_of(model)
-        self.report = kernelhub.report(model)
-        _logger.info("kernels for the training:\n%s", self.report)
+        if model is not None:
+            self._kernels.bind(model)
