@@ -1,14 +1,15 @@
 """ELF: what a native library needs from its surroundings, read from its bytes; none of its code runs (S-28).
 
-Headers and records are read with pyelftools, and in bounded loops of our own: the bytes may be hostile. The tables of
-symbols and versions, which can have a hundred thousand entries, are read in bulk.
+The header is read with pyelftools, which also knows the numbers of all names. The tables, which can have a hundred
+thousand entries, are read in bulk, and in bounded loops: the bytes may be hostile.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
@@ -36,6 +37,8 @@ _EXECUTABLE = 0x1
 _DF_TEXTREL = 0x4
 _GLOBAL = 1
 _UNDEFINED = 0
+_SEGMENT_64, _SEGMENT_32 = "IIQQQQQQ", "IIIIIIII"
+_DYNAMIC_64, _DYNAMIC_32 = "QQ", "II"
 _SYMBOL_64, _SYMBOL_32 = "IBBHQQ", "IIIBBH"
 _VERDEF, _VERDAUX = "HHHHIII", "II"
 _VERNEED, _VERNAUX = "HHIII", "IHHII"
@@ -138,7 +141,7 @@ def _header_of(file: BinaryIO, kinds: tuple[str, ...]) -> _Header:
     start = file.read(len(MAGIC))
     if start != MAGIC:
         raise NotALibrary(f"not an ELF file (it starts with {shown(start)})" if start else "an empty file")
-    header = _guarded(lambda: _Header(file))
+    header = _guarded(lambda: _Header.read(file))
     if header.kind not in kinds:
         raise NotALibrary(f"not a shared library but {shown(header.kind)}")
     return header
@@ -162,37 +165,50 @@ def _kind(file: BinaryIO) -> tuple[bool, int]:
     return orders[order], widths[width]
 
 
-@lru_cache(maxsize=64)
-def _structures(little_endian: bool, bits: int, facts: tuple[Any, Any, Any] | None = None) -> Any:
-    """How the records of such a file are laid out: the header, and, with ``facts`` from it, all others."""
+@cache
+def _structures(little_endian: bool, bits: int) -> Any:
+    """How the header of such a file is laid out."""
     from elftools.elf.structs import ELFStructs  # noqa: PLC0415  # as below
 
     structures = ELFStructs(little_endian=little_endian, elfclass=bits)
     structures.create_basic_structs()
-    if facts is not None:
-        structures.create_advanced_structs(*facts)
     return structures
 
 
-class _Header:
-    """The header of an ELF file, and how its records are laid out."""
+@cache
+def _numbers() -> dict[str, int]:
+    """The numbers of the kinds of segments, and of the tags of the dynamic table."""
+    from elftools.elf.enums import ENUM_D_TAG_COMMON, ENUM_P_TYPE_BASE  # noqa: PLC0415  # as below
 
-    def __init__(self, file: BinaryIO) -> None:
+    return {**ENUM_P_TYPE_BASE, **ENUM_D_TAG_COMMON}
+
+
+class _Header(NamedTuple):
+    """What the header of an ELF file says."""
+
+    kind: str
+    machine: Machine
+    segments: tuple[int, int, int]  # where they are described, how many there are, and the size of a description
+
+    @classmethod
+    def read(cls, file: BinaryIO) -> _Header:
         # Imported when a native library is met: most kernels have none, and pyelftools takes 10 ms to import.
         from elftools.common.utils import struct_parse  # noqa: PLC0415
 
         little_endian, bits = _kind(file)
         fields = struct_parse(_structures(little_endian, bits).Elf_Ehdr, file, stream_pos=0)
-        self.parse = struct_parse
-        self.fields = fields
-        self.kind = str(fields["e_type"])
-        self.machine = Machine(str(fields["e_machine"]).removeprefix("EM_").lower(), bits, little_endian)
-        self.order = "<" if little_endian else ">"
+        machine = Machine(str(fields["e_machine"]).removeprefix("EM_").lower(), bits, little_endian)
+        return cls(str(fields["e_type"]), machine, (fields["e_phoff"], fields["e_phnum"], fields["e_phentsize"]))
 
-    def structures(self) -> Any:
-        fields = self.fields
-        facts = (fields["e_type"], fields["e_machine"], fields["e_ident"]["EI_OSABI"])
-        return _structures(self.machine.little_endian, self.machine.bits, facts)
+
+class _Segment(NamedTuple):
+    """A part of the file, and where it lies in memory; all but ``kind`` and ``flags`` in bytes."""
+
+    kind: int
+    flags: int
+    offset: int
+    address: int
+    size: int
 
 
 class _Tables:
@@ -200,18 +216,16 @@ class _Tables:
 
     def __init__(self, file: BinaryIO, header: _Header) -> None:
         self._file = file
-        self._parse = header.parse
-        self._structs = header.structures()
-        self._header = header.fields
         self.machine = header.machine
-        self._order = header.order
-        self._segments = self._read_segments()
+        self._wide = header.machine.bits == 64
+        self._order = "<" if header.machine.little_endian else ">"
+        self._segments = list(self._read_segments(*header.segments))
+        self._check_length()
         self._dynamic = list(self._read_dynamic())
         self._strings = self._read_strings()
         self._versions_read = 0
 
     def library(self) -> Library:
-        stacks = [segment for segment in self._segments if segment["p_type"] == "PT_GNU_STACK"]
         flags = self._values("DT_FLAGS")
         return Library(
             machine=self.machine,
@@ -222,13 +236,13 @@ class _Tables:
             versions=tuple(self._needed_versions()),
             undefined=tuple(islice(self.symbols(defined=False), _MOST_UNDEFINED)),
             initializers=sum(self._values("DT_INIT_ARRAYSZ")) // (self.machine.bits // 8),
-            executable_stack=any(segment["p_flags"] & _EXECUTABLE for segment in stacks),
+            executable_stack=any(segment.flags & _EXECUTABLE for segment in self._of_kind("PT_GNU_STACK")),
             text_relocations=bool(self._values("DT_TEXTREL")) or any(flag & _DF_TEXTREL for flag in flags),
         )
 
     def symbols(self, *, defined: bool) -> Iterator[str]:
         """The names of the dynamic symbol table that are defined, or those that are needed; weak wants are no needs."""
-        wide = self.machine.bits == 64
+        wide = self._wide
         record = struct.Struct(self._order + (_SYMBOL_64 if wide else _SYMBOL_32))
         where = self._values("DT_SYMTAB")
         if not where:
@@ -271,23 +285,37 @@ class _Tables:
             if not further:
                 return
 
-    def _read_segments(self) -> list[Any]:
-        header = self._header
-        record = self._structs.Elf_Phdr
-        if header["e_phnum"] > _MOST_SEGMENTS:
-            raise NotALibrary(f"a damaged ELF file ({header['e_phnum']} segments)")
-        size = header["e_phentsize"]
-        return [self._parse(record, self._file, header["e_phoff"] + at * size) for at in range(header["e_phnum"])]
+    def _read_segments(self, offset: int, count: int, size: int) -> Iterator[_Segment]:
+        if count > _MOST_SEGMENTS:
+            raise NotALibrary(f"a damaged ELF file ({count} segments)")
+        record = struct.Struct(self._order + (_SEGMENT_64 if self._wide else _SEGMENT_32))
+        data = self._read(offset, count * size)
+        for at in range(0, count * size, size):
+            kind, *rest = record.unpack_from(data, at)
+            if self._wide:
+                flags, start, address, _, length, _, _ = rest
+            else:
+                start, address, _, length, _, flags, _ = rest
+            yield _Segment(kind, flags, start, address, length)
 
-    def _read_dynamic(self) -> Iterator[tuple[str, int]]:
-        record = self._structs.Elf_Dyn
-        for segment in [found for found in self._segments if found["p_type"] == "PT_DYNAMIC"][:1]:
-            size = record.sizeof()
-            for at in islice(range(0, segment["p_filesz"], size), _MOST_DYNAMIC):
-                entry = self._parse(record, self._file, segment["p_offset"] + at)
-                if entry["d_tag"] == "DT_NULL":
+    def _check_length(self) -> None:
+        """What is mapped from behind the end of a file ends the process when it is touched."""
+        end = self._file.seek(0, os.SEEK_END)
+        for segment in self._of_kind("PT_LOAD") + self._of_kind("PT_DYNAMIC"):
+            if segment.offset + segment.size > end:
+                raise NotALibrary("a damaged ELF file (it ends before its segments do)")
+
+    def _of_kind(self, name: str) -> list[_Segment]:
+        return [segment for segment in self._segments if segment.kind == _numbers()[name]]
+
+    def _read_dynamic(self) -> Iterator[tuple[int, int]]:
+        record = struct.Struct(self._order + (_DYNAMIC_64 if self._wide else _DYNAMIC_32))
+        for segment in self._of_kind("PT_DYNAMIC")[:1]:
+            data = self._read(segment.offset, min(segment.size // record.size, _MOST_DYNAMIC) * record.size)
+            for tag, value in record.iter_unpack(data):
+                if tag == _numbers()["DT_NULL"]:
                     return
-                yield str(entry["d_tag"]), int(entry["d_val"])
+                yield tag, value
 
     def _read_strings(self) -> bytes:
         where, size = self._values("DT_STRTAB"), sum(self._values("DT_STRSZ"))
@@ -329,13 +357,14 @@ class _Tables:
         return self._file.read(size)
 
     def _offset(self, address: int) -> int:
-        for segment in self._segments:
-            if segment["p_type"] == "PT_LOAD" and 0 <= address - segment["p_vaddr"] < segment["p_filesz"]:
-                return int(address - segment["p_vaddr"] + segment["p_offset"])
+        for segment in self._of_kind("PT_LOAD"):
+            if 0 <= address - segment.address < segment.size:
+                return address - segment.address + segment.offset
         raise NotALibrary(f"a damaged ELF file (address {address:#x} is in none of its segments)")
 
     def _values(self, tag: str) -> list[int]:
-        return [value for name, value in self._dynamic if name == tag]
+        number = _numbers()[tag]
+        return [value for found, value in self._dynamic if found == number]
 
     def _paths(self, at: int) -> list[str]:
         """The entries of a search path; an empty one, which means the current folder, stays."""

@@ -99,6 +99,16 @@ def test_names_without_an_end_are_cut(probe: bytes) -> None:
     assert all(len(name) < 2048 for name in library.undefined)
 
 
+def test_a_library_that_ends_before_its_segments_do_is_refused(probe: bytes) -> None:
+    """What is mapped from behind the end of a file ends the process, even where all tables are there."""
+    segments = ELFFile(io.BytesIO(probe)).iter_segments("PT_LOAD")
+    end = max(segment.header["p_offset"] + segment.header["p_filesz"] for segment in segments)
+    assert read(probe[:end])
+    for length in [*range(64, end, 997), end - 1]:
+        with pytest.raises(NotALibrary, match="damaged ELF file"):
+            read(probe[:length])
+
+
 def test_a_table_of_versions_that_overlaps_itself_is_refused(probe: bytes) -> None:
     """Each record of a file counts those behind it as its own: a thousand of them make half a million."""
     data = bytearray(probe)
