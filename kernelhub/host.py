@@ -84,7 +84,7 @@ def this_host() -> Host:
 
 @cache
 def fingerprint() -> str:
-    """What verdicts on libraries depend on besides the libraries, in one hash; asked once, in less than a millisecond.
+    """What verdicts on libraries depend on besides the libraries, in one hash; asked once, in about a millisecond.
 
     The version of kernelhub stands for its rules, a library that is loaded here for its place, size and time.
     """
