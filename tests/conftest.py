@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from company import table
 from hypothesis import settings
 from starlette.responses import JSONResponse
 
@@ -52,6 +53,23 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HF_HOME"] = os.environ["XDG_CONFIG_HOME"] = home.name
     # Whatever Torch is installed, the kernels of these tests run on the CPU.
     os.environ["KERNELHUB_BACKEND"] = "cpu"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process that runs a part of the tests hands over its lines of the table."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["company"] = [tuple(line) for line in table.LINES]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """And here they are taken over."""
+    table.LINES.extend(table.Line(*line) for line in getattr(node, "workeroutput", {}).get("company", ()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if table.LINES:
+        table.show(terminalreporter)
 
 
 class Recorder(Reporter):

@@ -1,22 +1,15 @@
-"""The table of what kernels do in company, printed at the end of a run: ``pytest tests/company``."""
+"""What the tests of kernels in company share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
+from company.table import LINES, Line
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-class Line(NamedTuple):
-    company: str
-    what: str
-    outcome: str
-
-
-LINES: list[Line] = []
 
 
 @pytest.fixture
@@ -27,12 +20,3 @@ def tell() -> Callable[[str, str, str], None]:
         LINES.append(Line(company, what, outcome))
 
     return add
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if LINES:
-        terminalreporter.section("kernels in company")
-        widths = [max(map(len, column)) for column in zip(*LINES, strict=True)]
-        for line in LINES:
-            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-            terminalreporter.write_line("  ".join(cells).rstrip())
