@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,7 +28,6 @@ from kernelhub.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from compiled_kernel import CompiledKernel
     from starlette.requests import Request
@@ -129,6 +129,15 @@ def reporter() -> Recorder:
     return Recorder()
 
 
+def let_others_in(folder: Path) -> None:
+    """Let other users get to a temporary folder; those above it stay open, as other tests may be using them now."""
+    top = Path(tempfile.gettempdir()).resolve()
+    for path in (folder.resolve(), *folder.resolve().parents):
+        if path == top or not path.is_relative_to(top):
+            return
+        path.chmod(path.stat().st_mode | 0o755)
+
+
 @pytest.fixture
 def forget_kernels() -> Iterator[Callable[[], None]]:
     """Forgets loaded kernels when it is called, and after the test, so that the next load imports anew."""
@@ -139,6 +148,13 @@ def forget_kernels() -> Iterator[Callable[[], None]]:
 
     yield forget
     forget()
+
+
+@pytest.fixture
+def imported() -> Callable[[], list[str]]:
+    """The modules of kernels that were imported since the test began."""
+    before = set(sys.modules)
+    return lambda: [name for name in set(sys.modules) - before if name.startswith(PREFIX)]
 
 
 @pytest.fixture

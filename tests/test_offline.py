@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from conftest import let_others_in
 from kernel_repository import trust, write_build
 
 from kernelhub.prefetch import prefetch
@@ -49,7 +50,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Offline:
         view = stack.enter_context(read_only(folder / "store", folder / "view"))
         places |= {"view": (view, 0)} if view else {}
         if os.geteuid() == 0:
-            stack.enter_context(reachable(folder))
+            let_others_in(folder)
             places |= {"other user": (folder / "store", 1001)} | ({"other user, view": (view, 1002)} if view else {})
         hub.clear()
         lines = run(folder, hub.url, commit, places)
@@ -84,17 +85,6 @@ def read_only(folder: Path, view: Path) -> Iterator[Path | None]:
         yield view
     finally:
         subprocess.run(["umount", view], check=True)
-
-
-@contextlib.contextmanager
-def reachable(folder: Path) -> Iterator[None]:
-    """Let other users get to a temporary folder."""
-    before = {path: path.stat().st_mode for path in (folder, *folder.parents[:2])}
-    for path in before:
-        path.chmod(0o755)
-    yield
-    for path, mode in before.items():
-        path.chmod(mode)
 
 
 def run(folder: Path, endpoint: str, commit: str, places: dict[str, tuple[Path, int]]) -> list[str]:

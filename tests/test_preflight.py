@@ -287,14 +287,20 @@ def test_a_library_that_fits_leaves_its_mark(library: bytes, tmp_path: Path, hub
     ],
 )
 def test_s_28_a_library_that_does_not_fit_is_refused_before_it_is_opened(
-    forge: Callable[[bytes], bytes], problem: str, library: bytes, tmp_path: Path, hubless: Session, mark: Path
+    forge: Callable[[bytes], bytes],
+    problem: str,
+    library: bytes,
+    tmp_path: Path,
+    hubless: Session,
+    mark: Path,
+    imported: Callable[[], list[str]],
 ) -> None:
     build = write(tmp_path, forge(library))
     with pytest.raises(IncompatibleLibrary, match=problem) as caught:
         load_kernel(str(build), session=hubless)
     assert caught.value.library == NAME
     assert not mark.exists()
-    assert not [name for name in sys.modules if name.startswith("kernelhub_k_")]
+    assert not imported()
 
 
 def test_an_undefined_symbol_of_torch_is_foretold_with_builds_that_may_do(

@@ -154,12 +154,12 @@ def test_a_signature_is_not_looked_at_where_signatures_are_off(
     ids=["signer", "issuer", "expired", "authority"],
 )
 def test_a_bad_signature_is_refused_also_where_a_missing_one_is_only_told(
-    under: Callable[..., Session], hub_root: Path, rule: str, how: dict[str, Any]
+    under: Callable[..., Session], hub_root: Path, rule: str, how: dict[str, Any], imported: Callable[[], list[str]]
 ) -> None:
     write_signed(hub_root, **how)
     with pytest.raises(BadSignature, match=r"acme/relu@[0-9a-f]{12} torch-cpu: its signature is refused"):
         kernelhub.load_kernel("acme/relu", session=under(rule))
-    assert not [name for name in sys.modules if name.startswith("kernelhub_k_")]
+    assert not imported()
 
 
 @pytest.mark.parametrize("damage", ["truncated", "oversized", "empty", "other"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import Recorder
+from conftest import Recorder, let_others_in
 
 from kernelhub import lease
 from kernelhub.errors import CacheError, CacheFullError, InvalidConfig, LockTimeout
@@ -337,16 +337,12 @@ def as_user(user: int, group: int, work: Callable[[], object]) -> int:
 
 
 @pytest.fixture
-def reachable(tmp_path: Path) -> Iterator[Path]:
+def reachable(tmp_path: Path) -> Path:
     """A folder that other users can get to."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
-    before = {folder: folder.stat().st_mode for folder in (tmp_path, *tmp_path.parents[:2])}
-    for folder in before:
-        folder.chmod(0o755)
-    yield tmp_path
-    for folder, mode in before.items():
-        folder.chmod(mode)
+    let_others_in(tmp_path)
+    return tmp_path
 
 
 def test_two_users_fill_and_prune_a_shared_store(reachable: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,7 +39,9 @@ def stored_file(tmp_path: Path, name: str) -> Path:
     return next((tmp_path / "store").rglob(name))
 
 
-def test_stored_builds_are_told_with_their_state(kernelhub: Callable[..., Result]) -> None:
+def test_stored_builds_are_told_with_their_state(
+    kernelhub: Callable[..., Result], imported: Callable[[], list[str]]
+) -> None:
     assert kernelhub("verify", "org/kernel").exit_code == 1  # there is none yet
     assert kernelhub("prefetch", "org/kernel@v1", "org/kernel@v2", "org/old").exit_code == 0
     rows = json.loads(kernelhub("verify", "--all", "--json").stdout)
@@ -51,7 +52,7 @@ def test_stored_builds_are_told_with_their_state(kernelhub: Callable[..., Result
     ]
     assert len(kernelhub("verify", "org/kernel").stdout.splitlines()) == 2
     assert len(kernelhub("verify", "org/kernel@v2").stdout.splitlines()) == 1
-    assert not [name for name in sys.modules if name.startswith("kernelhub_k_")]
+    assert not imported()
 
 
 @pytest.mark.parametrize(
