@@ -92,7 +92,7 @@ def compile_kernel(folder: Path, name: str = "rms_norm_probe") -> CompiledKernel
 def broken_library(folder: Path, module: str) -> bytes:
     """An extension module that calls a function which no library has."""
     if shutil.which("g++") is None:
-        pytest.skip("needs g++")
+        pytest.skip("needs g++")  # kernelhub itself compiles nothing
     library = folder / f"{module}.abi3.so"
     text = 'extern "C" void gone_in_this_torch();' + _MODULE
     compile_library(library, text.format(module=module, before="gone_in_this_torch();"))
@@ -115,7 +115,7 @@ __attribute__((constructor)) static void leave_a_mark() {
 def marking_library(folder: Path, module: str = "_probe", *flags: str, declare: str = "", before: str = "") -> bytes:
     """An extension module that creates the file of ``KERNELHUB_TEST_MARK`` as soon as it is opened."""
     if shutil.which("g++") is None:
-        pytest.skip("needs g++")
+        pytest.skip("needs g++")  # kernelhub itself compiles nothing
     library = folder / f"{module}.abi3.so"
     compile_library(library, _MARKING + declare + _MODULE.format(module=module, before=before), *flags)
     return library.read_bytes()

@@ -208,6 +208,6 @@ def compiled(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFacto
     from compiled_kernel import compile_kernel  # and with it torch
 
     if shutil.which("g++") is None:
-        pytest.skip("needs g++")
+        pytest.skip("needs g++")  # kernelhub itself compiles nothing
     cache = getattr(pytestconfig, "cache", None)
     return compile_kernel(cache.mkdir("compiled-kernel") if cache else tmp_path_factory.mktemp("compiled-kernel"))

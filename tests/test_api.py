@@ -453,7 +453,7 @@ def test_r_7_r_8_a_read_only_store_is_loaded_from_and_not_written(
     view = tmp_path / "view"
     view.mkdir()
     if subprocess.run(["mount", "--bind", session.store.root, view], capture_output=True).returncode:
-        pytest.skip("needs the right to mount a folder")
+        pytest.skip("needs the right to mount a folder")  # root's, in most containers too
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", view], check=True)
         forget_kernels()

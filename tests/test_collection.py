@@ -492,7 +492,7 @@ def test_a_bound_mlp_gives_what_the_module_gives(kernels: ModuleType, act_fn: nn
     layers = kernels.layers
     layer = layers.SwiGLUMLP if isinstance(act_fn, nn.SiLU) else getattr(layers, "GeGLUMLP", None)
     if layer is None:
-        pytest.skip("this version has no GeGLU")
+        pytest.skip("this version has no GeGLU")  # v1; later ones have
     device = device_of(kernels)
     module, x = MLP(act_fn, bias=True).to(device), torch.randn(2, 5, 8, device=device)
     if hooked:
@@ -541,7 +541,7 @@ def test_a_rotary_function_is_checked_by_what_it_computes(kernels: ModuleType) -
 def test_layers_that_say_so_compile_in_one_graph(kernels: ModuleType, name: str, backend: str) -> None:
     layer = getattr(kernels.layers, name, None)
     if layer is None:
-        pytest.skip("this version has no such layer")
+        pytest.skip("this version has no such layer")  # v1 has fewer
     assert layer.can_torch_compile
     modules = {
         "RMSNorm": lambda: Llama(8),

@@ -200,7 +200,7 @@ def test_r_5_a_full_disk_is_told_before_any_body(root: Path, hub: LocalHub, sess
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("needs the right to mount a file system")
+        pytest.skip("needs the right to mount a file system")  # root's, in most containers too
     try:
         small = Session(cache_dir=disk / "store", endpoint=hub.url, token=False)
         with pytest.raises(CacheFullError, match=rf"kernel store {disk}/store: disk full, \d+ bytes needed, \d+ bytes"):

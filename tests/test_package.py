@@ -107,6 +107,12 @@ def test_importing_and_helping_load_none_of_the_heavy_packages(code: str) -> Non
     assert run(code + LOADED).endswith("loaded: []\n")
 
 
+def test_without_lightning_its_callback_says_what_to_install() -> None:
+    code = "import sys\nsys.modules['lightning'] = sys.modules['pytorch_lightning'] = None\n"
+    code += "try:\n    import kernelhub.integrations.lightning\nexcept ModuleNotFoundError as error:\n    print(error)"
+    assert run(code) == "KernelCallback needs Lightning: pip install lightning\n"
+
+
 def test_without_torch_and_transformers_the_package_and_its_help_work() -> None:
     """REF linkedin/Liger-Kernel#569, #258, #270: an "optional" package was imported at the top."""
     blocked = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"

@@ -9,7 +9,10 @@ from kernelhub.integrations.temporary import TemporaryKernels
 try:
     from lightning.pytorch import Callback  # type: ignore[import-not-found, unused-ignore]  # need not be installed
 except ModuleNotFoundError:  # the same, by its older name
-    from pytorch_lightning import Callback  # type: ignore[import-not-found, unused-ignore]
+    try:
+        from pytorch_lightning import Callback  # type: ignore[import-not-found, unused-ignore]
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("KernelCallback needs Lightning: pip install lightning", name="lightning") from error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,7 +21,7 @@ ORDERS = ("kernelize, then wrap", "wrap, then kernelize")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each process found, in the order of their ranks."""
     if not torch.distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
+        pytest.skip("this torch has no torch.distributed")  # torch can be built without
     folder = tmp_path_factory.mktemp("processes")
     multiprocessing.spawn(work, args=(folder,), nprocs=WORLD)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]

@@ -53,7 +53,7 @@ def calls(build: Path) -> Counter[str]:
 def outcomes(tmp_path_factory: pytest.TempPathFactory, build: Path) -> list[dict[str, Any]]:
     """What each process found, in the order of their ranks."""
     if not torch.distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
+        pytest.skip("this torch has no torch.distributed")  # torch can be built without
     folder = tmp_path_factory.mktemp("processes")
     processes: Any = multiprocessing
     processes.spawn(work, args=(folder, str(build)), nprocs=WORLD)

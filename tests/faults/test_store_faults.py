@@ -131,7 +131,7 @@ def test_r_8_a_store_that_cannot_be_written_is_told_before_a_download() -> None:
             path.mkdir(mode=0o700)
         bind = subprocess.run(["mount", "--bind", store, view], capture_output=True)
         if bind.returncode or subprocess.run(["mount", "-o", "remount,ro,bind", view], capture_output=True).returncode:
-            pytest.skip("needs the right to mount a folder read-only")
+            pytest.skip("needs the right to mount a folder read-only")  # root's, in most containers too
         try:
             hub.clear()
             outcome = nursery.run(view, hub.url)
@@ -164,7 +164,7 @@ def test_r_5_a_full_disk_is_told_and_what_is_stored_still_loads() -> None:
         disk = folder / "disk"
         disk.mkdir()
         if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], capture_output=True).returncode:
-            pytest.skip("needs the right to mount a file system")
+            pytest.skip("needs the right to mount a file system")  # root's, in most containers too
         try:
             assert nursery.run(disk / "store", hub.url).status == 0
             (disk / "filling").write_bytes(bytes(shutil.disk_usage(disk).free))
